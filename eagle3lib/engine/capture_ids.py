@@ -1,0 +1,236 @@
+"""Configured layer ids -> boundaries that SGLang captures, by target family and engine version; and back.
+
+In SGLang an id becomes an internal index ``i`` by the rule of the target's family, and the residual stream
+at the entry of block ``i``, which is boundary ``i``, is captured. The list is gathered in layer order.
+Source: sgl-project/sglang srt/models/<family>.py ``set_eagle3_layers_to_capture`` and the capture loops of
+``forward``, wheels 0.5.23 and 0.5.9.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+#: Engine versions whose rules are known.
+VERSIONS = ("0.5.9", "0.5.23")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A reason why the server does not start or cannot serve; ``topic`` names what it is about."""
+
+    topic: str
+    text: str
+
+
+@dataclass(frozen=True)
+class FamilyRule:
+    """How one family turns ids into boundaries.
+
+    ``shift``: ``always`` (id + 1); ``first`` (id + 1 only if the first id is 1, else the id itself);
+    ``max`` (the id itself if the largest is n, else id + 1). ``final``: boundary n can be captured.
+    ``embedding``: boundary 0 can be captured. ``flagged``: a flag is set on ``layers[i]``, so i = n raises
+    and a negative i counts from the end. ``default_shift``: added to the default boundaries.
+    """
+
+    shift: Literal["always", "first", "max"] = "always"
+    final: bool = False
+    embedding: bool = True
+    flagged: bool = False
+    default_shift: int = 0
+
+
+_PLUS, _FLAG, _FINAL = FamilyRule(), FamilyRule(flagged=True), FamilyRule(final=True)
+_OLD = FamilyRule(embedding=False)  # the sum with a residual that is None at block 0 raises
+RULES: dict[str, dict[str, FamilyRule]] = {
+    "0.5.23": {
+        **dict.fromkeys(
+            (
+                "llama",
+                "llama4",
+                "qwen2",
+                "qwen3",
+                "qwen2_5_vl",
+                "qwen3_vl",
+                "glm4_moe",
+                "glm5_next",
+                "bailing_moe",
+                "longcat_flash",
+                "minimax_m2",
+                "exaone_moe",
+                "apertus",
+            ),
+            _PLUS,
+        ),
+        **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5"), _FLAG),
+        **dict.fromkeys(("gemma3", "gemma4", "minimax_m3"), _FINAL),
+        **dict.fromkeys(("deepseek_v2", "kimi_k25", "glm4_moe_lite"), FamilyRule(shift="first")),
+        "gpt_oss": FamilyRule(shift="max", final=True),
+        "minimax_m3_vl": FamilyRule(final=True, default_shift=1),
+    },
+    "0.5.9": {
+        **dict.fromkeys(
+            (
+                "llama",
+                "llama4",
+                "deepseek_v2",
+                "glm4_moe_lite",
+                "glm4_moe",
+                "gpt_oss",
+                "minimax_m2",
+                "longcat_flash",
+                "exaone_moe",
+                "apertus",
+            ),
+            _OLD,
+        ),
+        **dict.fromkeys(("qwen2", "qwen3", "qwen2_5_vl", "bailing_moe"), _PLUS),
+        **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_next"), _FLAG),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What is captured: ``boundaries`` in the engine's order, ``pairs`` of (id, boundary or None).
+
+    ``default`` is True when the engine's own layers stand in for ids it did not get. ``problems`` are
+    reasons why the engine fails at start or at the first forward; empty when it serves.
+    """
+
+    boundaries: tuple[int, ...]
+    pairs: tuple[tuple[int | None, int | None], ...]
+    default: bool
+    problems: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Ids that capture the wanted boundaries; None, with the reason, where no list does."""
+
+    ids: tuple[int, ...] | None
+    reason: str
+
+
+def engine_version(engine: str) -> tuple[str, str]:
+    """``sglang==0.5.14`` -> the nearest version whose rules are known, and a note when it is not the same."""
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", engine)
+    if not found or not engine.strip().lower().startswith("sglang"):
+        return VERSIONS[
+            -1
+        ], f"{engine!r} is not a known SGLang version: the rules of {VERSIONS[-1]} are applied"
+    asked = tuple(min(int(part), 9999) for part in found.groups())
+
+    def distance(version: str) -> int:
+        return abs(
+            sum((a - int(b)) * 10**e for a, b, e in zip(asked, version.split("."), (8, 4, 0), strict=True))
+        )
+
+    nearest = min(VERSIONS, key=distance)
+    same = ".".join(map(str, asked)) == nearest
+    return nearest, "" if same else f"the rules of {found[0]} are not known: those of {nearest} are applied"
+
+
+def default_boundaries(layers: int) -> tuple[int, int, int]:
+    """The three boundaries every trainer and engine takes when nobody says otherwise."""
+    return 2, layers // 2, layers - 3
+
+
+def family_rule(family: str, version: str) -> FamilyRule | None:
+    """The rule of a family, or None where that version's model code has no EAGLE-3 capture.
+
+    Families not known in any version are taken to follow the common rule.
+    """
+    known = RULES[version]
+    return known.get(family) if any(family in rules for rules in RULES.values()) else known["llama"]
+
+
+def captured(ids: Sequence[int] | None, family: str, layers: int, version: str) -> Captured:
+    """What the engine captures for the ids it was given (None: it was given none)."""
+    rule = family_rule(family, version)
+    if rule is None:
+        return Captured((), (), ids is None, (_no_capture(family, version),))
+    if ids is not None and not ids:
+        return Captured(
+            (), (), False, (Refusal("empty", "the list of ids is empty: the target returns no state"),)
+        )
+    if ids is None:
+        inner = [b + rule.default_shift for b in default_boundaries(layers)]
+        shown: list[int | None] = [None] * 3
+    else:
+        inner, shown = [i + _shift(ids, rule, layers) for i in ids], list(ids)
+    if rule.flagged:
+        inner = [i + layers if -layers <= i < 0 else i for i in inner]
+    limit = layers if rule.final else layers - 1
+    first = 0 if rule.embedding else 1
+    good = [first <= i <= limit for i in inner]
+    problems = [_problem(i, rule, layers, version) for i, ok in zip(inner, good, strict=True) if not ok]
+    boundaries = tuple(sorted({i for i, ok in zip(inner, good, strict=True) if ok}))
+    if not problems and len(boundaries) < len(inner):
+        problems = [
+            Refusal(
+                "repeat",
+                f"{len(inner)} ids fall on {len(boundaries)} boundaries {list(boundaries)}: "
+                "states are missing from fc's input",
+            )
+        ]
+    pairs = tuple((s, i if ok else None) for s, i, ok in zip(shown, inner, good, strict=True))
+    return Captured(boundaries, pairs, ids is None, tuple(problems))
+
+
+def ids_for(boundaries: Sequence[int], family: str, layers: int, version: str) -> Ids:
+    """The ids to write into ``eagle_config`` so that exactly these boundaries are captured.
+
+    The order of ``boundaries`` does not matter: the engine gathers in layer order. Every answer has been
+    put through :func:`captured`.
+    """
+    wanted = sorted(set(boundaries))
+    rule = family_rule(family, version)
+    if rule is None:
+        return Ids(None, _no_capture(family, version).text)
+    if not wanted or len(wanted) < len(boundaries):
+        return Ids(
+            None,
+            f"boundaries {list(boundaries)} cannot be captured: a state is captured once, and one at least",
+        )
+    as_is, minus = tuple(wanted), tuple(k - 1 for k in wanted)
+    turned = as_is[1:] + as_is[:1]  # for the families that look at the first id
+    for ids in {"always": (minus,), "first": (as_is, minus, turned), "max": (as_is, minus)}[rule.shift]:
+        found = captured(ids, family, layers, version)
+        if not found.problems and found.boundaries == as_is:
+            return Ids(ids, f"captured as boundaries {list(as_is)} on {family} in SGLang {version}")
+    reasons = [
+        _problem(k, rule, layers, version).text
+        for k in wanted
+        if not (0 if rule.embedding else 1) <= k <= (layers if rule.final else layers - 1)
+    ]
+    return Ids(None, "; ".join(reasons) or f"no list captures {wanted} on {family} in SGLang {version}")
+
+
+def _shift(ids: Sequence[int], rule: FamilyRule, layers: int) -> int:
+    if rule.shift == "first":
+        return int(ids[0] == 1)
+    if rule.shift == "max":
+        return int(max(ids) != layers)
+    return 1
+
+
+def _no_capture(family: str, version: str) -> Refusal:
+    return Refusal("family", f"{family} has no EAGLE-3 capture in SGLang {version}")
+
+
+def _problem(index: int, rule: FamilyRule, layers: int, version: str) -> Refusal:
+    if index == 0:
+        return Refusal(
+            "embedding",
+            f"boundary 0, the embedding, cannot be captured in stock SGLang {version}: "
+            "the sum at block 0 raises",
+        )
+    if index == layers:
+        how = (
+            "raises IndexError" if rule.flagged else "is never reached, so a state is missing from fc's input"
+        )
+        return Refusal("final", f"boundary {layers}, the last block's output, {how} in SGLang {version}")
+    return Refusal("range", f"boundary {index} does not exist: the target has boundaries 0 to {layers}")

@@ -1,0 +1,196 @@
+"""Which tensors of a draft SGLang would load, drop or miss: its ``load_weights``, without a model.
+
+Source: sgl-project/sglang srt/models/llama_eagle3.py and kimi_k25_eagle3.py ``load_weights`` (0.5.23),
+llama_eagle3.py (0.5.9). The Llama loaders say nothing about names they do not know and about parameters
+that stay at their initial values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from eagle3lib.reading.checkpoint import Checkpoint
+from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
+
+Shape = tuple[int, ...]
+_LEGACY = (
+    ("midlayer", "layers.0"),
+    ("aux_norm_low", "fc_norm.0"),
+    ("aux_norm_mid", "fc_norm.1"),
+    ("aux_norm_high", "fc_norm.2"),
+)
+_FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
+_PACKED = re.compile(
+    r"\.(weight|qweight|weight_packed|weight_scale\w*|weight_zero_point|weight_shape|qzeros|"
+    r"scales|g_idx|input_scale|weight_g_idx)$"
+)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """``read`` maps the engine's parameters (unfused) to file tensors; ``unread`` are file tensors that no
+    parameter takes; ``missing`` parameters keep their initial values; ``misshapen`` are (tensor, shape in
+    the file, shape that the engine has)."""
+
+    read: Mapping[str, str]
+    unread: tuple[str, ...]
+    missing: tuple[str, ...]
+    misshapen: tuple[tuple[str, Shape, Shape], ...]
+    d2t: str | None
+    t2d: str | None
+
+
+def aux_count(draft: DraftConfig, version: str) -> int:
+    """The number of states that the engine sizes ``fc`` for."""
+    nested = draft.aux_found.get(ENGINE_PLACE)
+    if draft.mla:
+        top = draft.aux_found.get("eagle_aux_hidden_state_layer_ids")
+        return len(nested if nested is not None else top if top is not None else (0, 0, 0))
+    if version == "0.5.9":
+        return 3
+    return draft.num_aux or len(nested or ()) or 3
+
+
+def parameters(draft: DraftConfig, version: str) -> dict[str, Shape]:
+    """Every parameter that the engine's draft has, unfused, with its shape. Needs the draft's geometry."""
+    h, width, vocab = draft.hidden_size or 0, draft.intermediate_size or 0, draft.vocab_size or 0
+    taps, source = aux_count(draft, version), draft.target_hidden_size or h
+    found: dict[str, Shape] = {
+        "model.fc.weight": (h, source * taps),
+        "model.embed_tokens.weight": (vocab, h),
+        "model.norm.weight": (h,),
+    }
+    if draft.bias:
+        found["model.fc.bias"] = (h,)
+    if version != "0.5.9":
+        if (
+            draft.norm_before_fc
+            and not draft.mla
+            and draft.norm_places["norm_before_fc"] in ("eagle_config.norm_before_fc", "norm_before_fc")
+        ):
+            found["model.input_norm.weight"] = (source * taps,)
+        if draft.fc_norm and draft.norm_places["fc_norm"] in ("fc_norm", "use_aux_norm"):
+            found |= {f"model.fc_norm.{i}.weight": (source,) for i in range(min(taps, 64))}
+    if not draft.tied:
+        found["lm_head.weight"] = (draft.draft_vocab or 0, h)
+    for i in range(min(draft.layers, 64)):
+        layer = "model.midlayer" if draft.mla or version == "0.5.9" else f"model.layers.{i}"
+        attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        for norm in ("input_layernorm", "post_attention_layernorm", "hidden_norm"):
+            found[f"{layer}.{norm}.weight"] = (h,)
+        found |= {
+            f"{mlp}.gate_proj.weight": (width, h),
+            f"{mlp}.up_proj.weight": (width, h),
+            f"{mlp}.down_proj.weight": (h, width),
+        }
+        found |= _mla(draft, attn) if draft.mla else _attention(draft, attn, 2 * h if i == 0 else h)
+    return found
+
+
+def _attention(draft: DraftConfig, attn: str, width: int) -> dict[str, Shape]:
+    h, dim = draft.hidden_size or 0, draft.head_dim or 0
+    q, kv = (draft.heads or 0) * dim, (draft.kv_heads or 0) * dim
+    found = {
+        f"{attn}.q_proj.weight": (q, width),
+        f"{attn}.k_proj.weight": (kv, width),
+        f"{attn}.v_proj.weight": (kv, width),
+        f"{attn}.o_proj.weight": (h, q),
+    }
+    return found | ({f"{attn}.o_proj.bias": (h,)} if draft.attention_bias or draft.bias else {})
+
+
+def _mla(draft: DraftConfig, attn: str) -> dict[str, Shape]:
+    def number(key: str) -> int:
+        value = draft.get(key)
+        return value if isinstance(value, int) else 0
+
+    h, heads = draft.hidden_size or 0, draft.heads or 0
+    low, kv, rope = number("q_lora_rank"), number("kv_lora_rank"), number("qk_rope_head_dim")
+    nope, value = number("qk_nope_head_dim"), number("v_head_dim")
+    return {
+        f"{attn}.q_a_proj.weight": (low, 2 * h),
+        f"{attn}.q_a_layernorm.weight": (low,),
+        f"{attn}.q_b_proj.weight": (heads * (nope + rope), low),
+        f"{attn}.kv_a_proj_with_mqa.weight": (kv + rope, 2 * h),
+        f"{attn}.kv_a_layernorm.weight": (kv,),
+        f"{attn}.kv_b_proj.weight": (heads * (nope + value), kv),
+        f"{attn}.o_proj.weight": (h, heads * value),
+    }
+
+
+def engine_name(name: str, known: Mapping[str, Shape], draft: DraftConfig, version: str) -> str | None:
+    """The parameter that a file tensor ends in, ``d2t``, ``t2d``, or None when the engine drops it."""
+    if draft.mla:
+        last = name.rsplit(".", 1)[-1]
+        if last in ("d2t", "t2d"):
+            return last
+        name = re.sub(r"^layers\.0\.", "midlayer.", name)
+        tries = [name if name.startswith("lm_head.") else f"model.{name}"]
+    else:
+        for old, new in _LEGACY if version != "0.5.9" else ():
+            name = name.replace(old, new)
+        if "d2t" in name or "t2d" in name:
+            return "d2t" if "d2t" in name else "t2d"
+        tries = [name, f"model.{name}"]
+    return next((t for t in tries if t in known or any(part in known for part in _split(t))), None)
+
+
+def _split(name: str) -> list[str]:
+    """The unfused names of a fused one."""
+    return [
+        name.replace(f".{fused}.", f".{part}.")
+        for fused, parts in _FUSED.items()
+        if f".{fused}." in name
+        for part in parts
+    ]
+
+
+def load(draft: DraftConfig, checkpoint: Checkpoint, version: str) -> Loading:
+    """Walk the file's tensors as the engine's loader does."""
+    known = parameters(draft, version)
+    read: dict[str, str] = {}
+    unread, misshapen = [], []
+    maps: dict[str, str] = {}
+    for name, info in checkpoint.tensors.items():
+        where = engine_name(name, known, draft, version)
+        if where is None and draft.quantization and (module := _module(name, known, draft, version)):
+            read[module] = name  # packed weights and their scales: shapes are the method's own
+        elif where is None:
+            unread.append(name)
+        elif where in ("d2t", "t2d"):
+            maps[where] = name
+        else:
+            parts = [where] if where in known else _split(where)
+            shape = (
+                known[parts[0]]
+                if len(parts) == 1
+                else (sum(known[p][0] for p in parts), *known[parts[0]][1:])
+            )
+            read |= dict.fromkeys(parts, name)
+            if info.shape != shape and not draft.quantization:
+                misshapen.append((name, info.shape, shape))
+    spared = {"model.embed_tokens.weight"} if shares_embedding(draft) else set()
+    if draft.draft_vocab_size is None:
+        spared.add("lm_head.weight")  # the target's head is taken
+    missing = tuple(p for p in known if p not in read and p not in spared)
+    return Loading(read, tuple(unread), missing, tuple(misshapen), maps.get("d2t"), maps.get("t2d"))
+
+
+def shares_embedding(draft: DraftConfig) -> bool:
+    """True when the engine puts the target's embedding in the draft's place (llama.py ``set_embed``)."""
+    return draft.target_hidden_size in (None, draft.hidden_size)
+
+
+def _module(name: str, known: Mapping[str, Shape], draft: DraftConfig, version: str) -> str | None:
+    """The weight of the quantised module that a packed tensor or scale belongs to; ``fc`` is never one."""
+    plain = _PACKED.sub(".weight", name)
+    where = engine_name(plain, known, draft, version) if plain != name else None
+    if where is None or where == "model.fc.weight" and not draft.mla:
+        return None
+    return where if where in known else _split(where)[0]

@@ -1,0 +1,127 @@
+"""Measure a grid of speculative settings on real servers, one server a setting."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from eagle3lib.engine.client import Client
+from eagle3lib.engine.server import Server
+from eagle3lib.errors import InputError
+from eagle3lib.measuring.acceptance import from_histograms
+from eagle3lib.reading.launch import Launch
+from eagle3lib.reading.points import OFF, Point, Setting
+from eagle3lib.reading.prompts import Prompt
+
+FLAGS = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
+
+
+def run_sweep(
+    launch: Launch,
+    model_path: str | Path,
+    draft_path: str | Path | None,
+    prompts: Sequence[Prompt],
+    *,
+    grid: Sequence[Setting],
+    concurrency: Sequence[int],
+    path: str | Path,
+    repeats: int = 3,
+    max_new_tokens: int = 64,
+    timeout: float = 600.0,
+    watch: Callable[[Point], None] = lambda point: None,
+) -> list[Point]:
+    """Serve each setting, ask at each load, and append every finished point to ``path`` (JSONL) at once.
+
+    A setting whose server does not start is ``refused`` at every load, one that breaks while it is asked is
+    ``failed``; the sweep goes on.
+
+    Args:
+        launch: flags and environment that all settings share; its speculative settings are replaced.
+        path: points file; the servers' logs lie beside it.
+        watch: called with each finished point.
+    """
+    path = Path(path)
+    points = []
+    for setting in grid:
+        draft = None if tuple(setting) == OFF else draft_path
+        log_path = path.with_name(f"{path.stem}-{'-'.join(map(str, setting))}.log")
+        left = list(concurrency)
+        try:
+            with Server.start(
+                setting_launch(launch, setting), model_path, draft, log_path=log_path, timeout=timeout
+            ) as server:
+                note = _served_otherwise(server, setting)
+                while left:
+                    for point in _measure(server, setting, left[0], prompts, repeats, max_new_tokens, note):
+                        points.append(_append(point, path, watch))
+                    left.pop(0)
+        except InputError as error:
+            for load in left:
+                point = Point(*setting, concurrency=load, status="refused", reason=str(error))
+                points.append(_append(point, path, watch))
+    return points
+
+
+def setting_launch(launch: Launch, setting: Setting) -> Launch:
+    """``launch`` with ``[num_steps, topk, num_draft_tokens]``; (0, 0, 0) takes all speculative flags away."""
+    if tuple(setting) == OFF:
+        changes = {part.spelled: None for part in launch.parts if part.name.startswith("speculative_")}
+    else:
+        changes = dict(zip(FLAGS, setting, strict=True))
+        if "speculative_algorithm" not in launch.flags:
+            changes["--speculative-algorithm"] = "EAGLE3"
+    return Launch.parse(launch.render(changes))
+
+
+def _measure(
+    client: Client,
+    setting: Setting,
+    load: int,
+    prompts: Sequence[Prompt],
+    repeats: int,
+    max_new_tokens: int,
+    note: str,
+) -> Iterator[Point]:
+    try:
+        client.ask(prompts[:load], concurrency=load, max_new_tokens=8)  # warm-up
+        for repeat in range(repeats):
+            client.flush()
+            started = time.perf_counter()
+            responses = client.ask(
+                prompts, concurrency=load, max_new_tokens=max_new_tokens, flush=False, stream=False
+            )
+            seconds = time.perf_counter() - started
+            tokens = sum(len(response.output_ids) for response in responses)
+            histograms = [response.histogram for response in responses if response.histogram]
+            length = from_histograms("served", "engine", "", histograms).accept_length if histograms else None
+            yield Point(
+                *setting,
+                concurrency=load,
+                tokens_per_second=tokens / seconds,
+                accept_length=None if length is None else length.value,
+                repeat=repeat,
+                reason=note,
+            )
+    except InputError as error:
+        yield Point(*setting, concurrency=load, status="failed", reason=str(error))
+
+
+def _served_otherwise(client: Client, setting: Setting) -> str:
+    """What the engine made of the setting, where it changed it (with topk 1, num_steps + 1 draft tokens)."""
+    info = client.server_info()
+    names = ("num_steps", "eagle_topk", "num_draft_tokens")
+    served = tuple(info.get(f"speculative_{name}") or 0 for name in names)
+    return "" if served == tuple(setting) else f"served as {'/'.join(map(str, served))}"
+
+
+def _append(point: Point, path: Path, watch: Callable[[Point], None]) -> Point:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(point.to_json()) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    watch(point)
+    return point

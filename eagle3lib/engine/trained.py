@@ -1,0 +1,166 @@
+"""What the trainer of a draft's dialect did, as far as config and weights tell.
+
+Sources: sgl-project/SpecForge algorithms/model_providers.py ``resolve_eagle_capture_layers``;
+vllm-project/speculators models/utils.py ``resolve_target_layer_ids``, models/eagle3/config.py;
+NVIDIA/Model-Optimizer plugins/hf_eagle.py ``_collect_aux_hidden_states_forward_hook``;
+Tencent/AngelSlim target_model_wrapper.py ``_extract_auxiliary_hidden_states`` and ``_init_rope``;
+SafeAILab/EAGLE traineagle3/modeling_llama_kv.py and cnets.py ``_init_rope``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eagle3lib.engine.capture_ids import default_boundaries
+from eagle3lib.engine.loading import shares_embedding
+from eagle3lib.maths.wiring import Wiring
+from eagle3lib.reading.checkpoint import Checkpoint
+from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
+from eagle3lib.reading.rope import DEFAULT_THETA
+from eagle3lib.reading.target_config import TargetConfig
+
+Boundaries = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """``boundaries`` in the order of ``fc``'s slots, None where they cannot be told; then ``candidates``
+    are the readings that fit, and ``reason`` says why. ``switches`` hold what is known apart from them;
+    ``wiring`` is both together, None without boundaries."""
+
+    boundaries: Boundaries | None
+    candidates: tuple[Boundaries, ...]
+    reason: str
+    switches: Wiring
+    notes: tuple[str, ...] = ()
+
+    @property
+    def wiring(self) -> Wiring | None:
+        return None if self.boundaries is None else self.switches.but(boundaries=self.boundaries)
+
+
+def trained_wiring(draft: DraftConfig, target: TargetConfig | None, checkpoint: Checkpoint | None) -> Trained:
+    """The wiring a draft was trained with; without a target, boundaries are known only if ids name them."""
+    candidates, reason = _boundaries(draft, target)
+    agreed = candidates[0] if len(candidates) == 1 else None
+    norm_output = bool(draft.norm_output)
+    theta, scaling, notes = _rope(draft)
+    unnormed = draft.dialect == "sglang" and draft.norm_output is False and _untrained_norm(checkpoint)
+    if unnormed:
+        notes.append(
+            "norm_output is false and norm.weight is all ones: SpecForge fed the head without a norm"
+        )
+    if draft.dialect == "sglang" and norm_output:
+        notes.append(
+            "norm_output: true meant pre-norm feedback in SpecForge before PR 879, post-norm after it; "
+            "post-norm is taken"
+        )
+    switches = Wiring(
+        boundaries=agreed or (),
+        norm_before_fc=bool(draft.norm_before_fc) or _holds(checkpoint, "input_norm.weight"),
+        fc_norm=bool(draft.fc_norm) or _holds(checkpoint, "fc_norm.0.weight", "aux_norm_low.weight"),
+        norm_before_residual=bool(draft.norm_before_residual),
+        norm_output=norm_output,
+        norm_before_head=not unnormed,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        window=draft.window if draft.dialect in ("speculators", "vllm", "sglang") else None,
+        head="tied" if draft.tied and not _holds(checkpoint, "lm_head.weight") else "own",
+        embedding="target" if shares_embedding(draft) else "own",
+    )
+    return Trained(agreed, candidates, reason, switches, tuple(notes))
+
+
+def _boundaries(draft: DraftConfig, target: TargetConfig | None) -> tuple[tuple[Boundaries, ...], str]:
+    """The readings of a draft's ids that fit its trainer's numbering, and why."""
+    ids, n, who = draft.aux_ids, target.layers if target else None, draft.dialect
+    if ids is None or who == "eagle":
+        if n is None:
+            return (), "no ids in the config, and no target to take the default layers from"
+        return (default_boundaries(n),), f"{who}: no ids, so the default layers of a target of {n} blocks"
+    if n is None:
+        plus = (tuple(i + 1 for i in ids),) if who in ("angelslim", "modelopt") else (tuple(sorted(ids)),)
+        return (
+            (plus, "ids read without a target")
+            if who != "sglang"
+            else ((), "no target: its family is unknown")
+        )
+    if who == "speculators" and draft.aux_place == ENGINE_PLACE and ids != default_boundaries(n):
+        # written into eagle_config by hand: as boundaries, or converted to SGLang's numbering
+        plus, same = tuple(sorted(i + 1 for i in ids)), tuple(sorted(ids))
+        return _existing([plus] if plus == default_boundaries(n) else [plus, same], n), (
+            "speculators ids are boundaries, but these stand where SGLang's id + 1 is read"
+        )
+    if who in ("speculators", "vllm"):
+        return _existing([tuple(sorted(ids))], n), f"{who} ids are boundaries (k form), gathered ascending"
+    if who == "angelslim":
+        return _existing(
+            [tuple(i + 1 for i in ids)], n
+        ), "AngelSlim: id k is hidden_states[k + 1], in config order"
+    plus, same = tuple(sorted(i + 1 for i in ids)), tuple(sorted(ids))
+    k_form = same == default_boundaries(n) and len(set(same)) == len(same)
+    if who == "modelopt":
+        readings = [plus, same] if k_form else [plus]
+        return _existing(readings, n), (
+            "ModelOpt: forward hooks on block ids (id + 1)"
+            if not k_form
+            else "ModelOpt's hooks mean id + 1, its vLLM dump means the id itself, and the ids are the "
+            "default "
+            "layers in the latter form"
+        )
+    if target.family in ("deepseek_v2", "kimi_k25", "glm4_moe_lite") and ids[:1] != (1,):
+        return _existing([same, plus], n), (
+            "on this family SGLang took ids + 1 until PR 25454 and takes them as they are since"
+        )
+    if target.family == "gpt_oss" and ids and max(ids) == n:
+        return _existing([same], n), "gpt-oss: a list that holds n is taken as it is"
+    if k_form:
+        return _existing([plus, same], n), (
+            "SGLang's ids mean id + 1, but these are the default layers as speculators and vLLM write them"
+        )
+    if 0 in ids:
+        return _existing([plus, same], n), (
+            "id 0 is boundary 1 in SGLang's numbering and the embedding in that of speculators and vLLM"
+        )
+    return _existing([plus], n), "captured through SGLang's own numbering (id + 1) in training"
+
+
+def _existing(readings: Sequence[Boundaries], layers: int) -> tuple[Boundaries, ...]:
+    return tuple(dict.fromkeys(b for b in readings if b and all(0 <= k <= layers for k in b)))
+
+
+def _rope(draft: DraftConfig) -> tuple[float, object, list[str]]:
+    theta, scaling = draft.rope.theta, draft.rope.scaling
+    if draft.dialect in ("eagle", "angelslim") and scaling is None and theta != DEFAULT_THETA:
+        trainer = "AngelSlim" if draft.dialect == "angelslim" else "EAGLE"
+        return (
+            DEFAULT_THETA,
+            None,
+            [
+                f"{trainer}'s trainer ignores rope_theta {theta:g} when rope_scaling is null: "
+                "it trains with 10000"
+            ],
+        )
+    if added_yarn(draft):
+        return theta, None, ["ModelOpt trains without scaling and adds YaRN when it exports"]
+    return theta, scaling, []
+
+
+def added_yarn(draft: DraftConfig) -> bool:
+    """True for the YaRN that ModelOpt's export adds (modelopt/torch/export/plugins/hf_spec_export.py)."""
+    return draft.rope.kind == "yarn" and (
+        draft.dialect == "modelopt"
+        or (draft.rope.scaling or {}).get("factor") == 32
+        and draft.rope.original_positions == 2048
+    )
+
+
+def _holds(checkpoint: Checkpoint | None, *endings: str) -> bool:
+    return checkpoint is not None and checkpoint.find(*endings) is not None
+
+
+def _untrained_norm(checkpoint: Checkpoint | None) -> bool:
+    """True when the final norm's weight is still all ones."""
+    info = checkpoint.find("norm.weight") if checkpoint else None
+    return info is not None and bool((checkpoint.sample(info.name, 1 << 20).float() == 1).all())

@@ -1,0 +1,194 @@
+"""03: what the acceptance numbers say, and which of them say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eagle3lib.findings.finding import Finding, Severity
+from eagle3lib.measuring.acceptance import Acceptance, Histogram, accepted_of, steps_of
+from eagle3lib.measuring.plausibility import (
+    counts_bonus_in_rate,
+    counts_root_as_draft,
+    impossible,
+    impossible_training,
+)
+from eagle3lib.measuring.rates import gain
+from eagle3lib.reading.engine_reports import EngineReport
+from eagle3lib.reading.training_reports import TrainingReport
+
+#: Fewer than one draft token in twenty verify steps, seen over enough of them.
+FLOOR = 1.05
+FLOOR_STEPS = 50
+#: Differences below this share of an accept length are left to the requests' last tokens.
+SMALL_GAP = 0.03
+
+#: case -> (kind, severity, what follows, what to do)
+_CASES: dict[str, tuple[str, Severity, str, str]] = {
+    "impossible": (
+        "metric.impossible", "error",
+        "No run can give these numbers: something else was counted, or counts of different runs were mixed.",
+        "Take SGLang's meta_info of single requests (spec_correct_drafts_histogram, spec_verify_ct).",
+    ),
+    "impossible training": (
+        "metric.impossible", "error",
+        "The metric cannot take these values: they are percentages, or another metric.",
+        "Name trainer and metric, and give shares between 0 and 1.",
+    ),
+    "bonus in rate": (
+        "metric.definition", "warning",
+        "This rate counts the bonus token (SGLang before 0.5.9): higher than today's rate of the same run.",
+        "Compare accept lengths, or divide accepted by proposed drafts.",
+    ),
+    "root as draft": (
+        "metric.definition", "warning",
+        "The verify step's root token was counted as a draft: the accept rate looks lower than it is.",
+        "Divide by verify steps x (draft tokens - 1).",
+    ),
+    "ambiguous": (
+        "metric.definition", "warning",
+        "It cannot be set beside served acceptance.",
+        'Name both, for example {"trainer": "speculators", "metric": "cond_acc", "values": [0.61, 0.48]}.',
+    ),
+    "optimistic": (
+        "metric.definition", "note",
+        "Targets outside the draft vocabulary never count as wrong: served acceptance is lower.",
+        "Multiply by the coverage, or compare with the offline accuracy of notebook 02.",
+    ),
+    "unmeasured": (
+        "metric.unmeasured", "warning",
+        "Zero and absent mean not measured: such entries are left out, never averaged as zeros.",
+        "Check that the server speculates (algorithm, draft path), and read meta_info of finished requests.",
+    ),
+    "floor": (
+        "acceptance.floor", "error",
+        "Next to nothing is accepted: drafting and verifying cost time and give back the bonus token alone.",
+        "This is a symptom: look for its cause in the draft's config, weights and captured states.",
+    ),
+    "below": (
+        "acceptance.below_prediction", "error",
+        "Served is below what these weights do on these tokens: the engine feeds them something else, or "
+        "reads them differently.",
+        "This is a symptom: notebook 04 says what entered the draft, notebook 01 what the engine reads.",
+    ),
+    "above": (
+        "flags.lossy", "warning",
+        "More is accepted than these weights propose right: acceptance is simulated or loosened, or another "
+        "draft is served.",
+        "Unset SGLANG_SIMULATE_ACC_LEN and leave --speculative-accept-threshold-* at 1.0.",
+    ),
+    "sampled": (
+        "sampling.temperature", "warning",
+        "Without rejection sampling SGLang accepts a draft token with the target's own probability for it: "
+        "acceptance falls as temperature rises, whatever the draft.",
+        "Measure at temperature 0, or compare with the expectation at this temperature.",
+    ),
+    "mode": (
+        "engine.mode", "error",
+        "The same draft is accepted less in one of two modes of the engine that differ by this alone.",
+        "Serve in the better mode, and report the difference to the engine.",
+    ),
+}  # fmt: skip
+
+
+def _finding(case: str, subject: str, evidence: str, severity: Severity | None = None) -> Finding:
+    kind, usual, consequence, remedy = _CASES[case]
+    return Finding(kind, severity or usual, subject, evidence, consequence, remedy)
+
+
+def report_findings(
+    report: EngineReport, *, num_steps: int | None = None, num_draft_tokens: int | None = None
+) -> list[Finding]:
+    """``metric.*`` of one engine's account of itself."""
+    found = []
+    if wrong := impossible(report, num_steps):
+        found.append(_finding("impossible", report.source, "; ".join(wrong)))
+    if evidence := counts_bonus_in_rate(report, num_draft_tokens):
+        found.append(_finding("bonus in rate", f"{report.source} accept rate", evidence))
+    if evidence := counts_root_as_draft(report, num_draft_tokens):
+        found.append(_finding("root as draft", f"{report.source} proposed drafts", evidence))
+    # A request that ends with the token sampled at prefill has no verify step to report.
+    silent = [
+        request
+        for request in report.requests
+        if request.form == "unmeasured"
+        and (request.completion_tokens is None or request.completion_tokens > 1)
+    ]
+    if silent or not report.requests:
+        evidence = (
+            f"{len(silent)} of {len(report.requests)} entries have no verify step, or zeros in its place"
+        )
+        severity: Severity = "warning" if report.form == "unmeasured" else "note"
+        found.append(_finding("unmeasured", report.source, evidence, severity))
+    return found
+
+
+def training_findings(report: TrainingReport) -> list[Finding]:
+    """``metric.*`` of a trainer's numbers."""
+    subject = f"{report.source} {report.metric}"
+    if wrong := impossible_training(report):
+        return [_finding("impossible training", subject, "; ".join(wrong))]
+    if report.meaning == "ambiguous":
+        named = f"trainer {report.trainer or 'not named'}, metric {report.metric}"
+        return [_finding("ambiguous", subject, f"{named}: {report.definition}")]
+    return [_finding("optimistic", subject, report.definition)] if report.draft_vocab_targets else []
+
+
+def floor_findings(served: Acceptance) -> list[Finding]:
+    """``acceptance.floor``: the drafts might as well not be there."""
+    length, steps = served.accept_length, served.verify_steps or 0
+    if length is None or length.value is None or length.value >= FLOOR or steps < FLOOR_STEPS:
+        return []
+    evidence = f"accept length {length.value:.3f} over {steps} verify steps, bonus token included"
+    return [_finding("floor", served.source, evidence)]
+
+
+def prediction_findings(
+    source: str,
+    predicted: Sequence[Histogram],
+    served: Sequence[Histogram],
+    what: str = "the offline prediction",
+) -> list[Finding]:
+    """Served against predicted accept length on the same requests, in the same order.
+
+    Below: ``acceptance.below_prediction``. Above: ``flags.lossy``, for greedy serving accepts no more than
+        the weights propose right. Silent where the interval of the difference holds 0.
+    """
+    steps, ideal_steps = [steps_of(h) for h in served], [steps_of(h) for h in predicted]
+    tokens = [accepted_of(h) + count for h, count in zip(served, steps, strict=True)]
+    ideal = [accepted_of(h) + count for h, count in zip(predicted, ideal_steps, strict=True)]
+    found = gain(tokens, steps, ideal, ideal_steps)
+    if found.value is None or found.ci is None or found.ci[0] <= 0 <= found.ci[1]:
+        return []
+    expected = sum(ideal) / sum(ideal_steps)
+    if abs(found.value) < SMALL_GAP * expected:
+        return []
+    evidence = (
+        f"served accept length {sum(tokens) / sum(steps):.3f}, {what} {expected:.3f}: "
+        f"{found.value / expected:+.0%}, a difference of {found.value:+.3f} ({found.ci[0]:+.3f} to "
+        f"{found.ci[1]:+.3f}) over {len(served)} requests"
+    )
+    return [_finding("below" if found.value < 0 else "above", source, evidence)]
+
+
+def sampling_findings(temperature: float) -> list[Finding]:
+    """``sampling.temperature``: served requests were sampled, the reference is greedy."""
+    if temperature <= 0:
+        return []
+    return [_finding("sampled", "temperature", f"temperature {temperature:g} beside a greedy reference")]
+
+
+def mode_findings(subject: str, first: Acceptance, second: Acceptance) -> list[Finding]:
+    """``engine.mode``: two served runs of one draft that differ by ``subject`` alone, intervals apart."""
+    a, b = first.accept_length, second.accept_length
+    if a is None or b is None or a.value is None or b.value is None:
+        return []
+    margin = SMALL_GAP * max(a.value, b.value)
+    if a.ci is not None and b.ci is not None:
+        apart = abs(a.value - b.value) > margin and (a.ci[1] < b.ci[0] or b.ci[1] < a.ci[0])
+    else:  # no interval: only what runs never differ by
+        apart = abs(a.value - b.value) > 3 * margin
+    lost = 1 - min(a.value, b.value) / max(a.value, b.value)
+    evidence = (
+        f"accept length {a.value:.3f} in {first.source}, {b.value:.3f} in {second.source}: {lost:.0%} less"
+    )
+    return [_finding("mode", subject, evidence)] if apart else []

@@ -1,0 +1,216 @@
+"""04: what really entered the draft, against what it was trained on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, arange
+
+from eagle3lib.engine.capture_ids import ids_for
+from eagle3lib.findings.finding import Edit, Finding
+from eagle3lib.measuring.streams import SHIFTS, Boundary, StreamMatch, rank_disagreement
+from eagle3lib.reading.captures import AUX, Capture
+
+#: Rounding keeps replicated states of two ranks far nearer than this; partial sums lie farther apart.
+MAX_RANK_DIFFERENCE = 0.05
+IDS_KEY = "eagle_config.eagle_aux_hidden_state_layer_ids"
+
+#: kind -> (what follows, what to do; "" where the remedy is the list of ids)
+_KINDS = {
+    "aux.count": ("fc reads other states' columns, or the server fails at the first draft.", ""),
+    "aux.layers": (
+        "fc was trained on other layers' states: what it makes of these is noise to the draft.",
+        "",
+    ),
+    "aux.ids_convention": ("All states are as many blocks off: the ids are in another numbering.", ""),
+    "aux.final_boundary": (
+        "fc was trained on the last state before the final norm and reads it after, or reverse.",
+        "",
+    ),
+    "aux.order": (
+        "fc applies to each state the columns trained for another one.",
+        "SGLang gathers states in layer order whatever the list's order: permute the column blocks of "
+        "fc.weight to ascending boundaries, and write the ids in that order.",
+    ),
+    "aux.partial_sum": (
+        "The states were taken before the sum over tensor-parallel ranks: each rank feeds its own part.",
+        "Serve without the fused all-reduce, or with --tp-size 1, and compare.",
+    ),
+    "align.shift": (
+        "Every state is paired with the embedding of a wrong token: trained was state t with token t + 1.",
+        "The engine's draft inputs are off: check its version, and patches to the draft worker.",
+    ),
+    "capture.unmatched": (
+        "What entered the draft is none of the target's states for these tokens.",
+        "Check that the reference is this target (revision, precision, template), and capture every rank.",
+    ),
+    "capture.truncated": (
+        "Rows are missing: tokens and states cannot be paired.",
+        "Capture again, one request at a time, with the prefix cache emptied before each.",
+    ),
+    "capture.layout": ("The columns cannot be told apart.", "Capture with the target that is given here."),
+    "capture.nonfinite": ("The draft computes NaN, or these rows were never written.", "Capture again."),
+}
+
+
+def _finding(
+    kind: str, subject: str, evidence: str, remedy: str = "", edits: tuple[Edit, ...] = ()
+) -> Finding:
+    consequence, usual = _KINDS[kind]
+    return Finding(kind, "error", subject, evidence, consequence, remedy or usual, edits)
+
+
+def stream_findings(
+    matches: Sequence[StreamMatch],
+    expected: Sequence[Boundary] | None,
+    *,
+    family: str,
+    layers: int,
+    version: str,
+) -> list[Finding]:
+    """Captured streams against the boundaries the draft was trained on.
+
+    Args:
+        expected: in the order of ``fc``'s slots; ``None`` where it is not known.
+        family, layers, version: of the target and the engine, for the ids in the remedy (``capture_ids``).
+    """
+    found = [_unmatched(match) for match in matches if match.boundary is None]
+    shifted = [match for match in matches if match.boundary is not None and match.shift]
+    if shifted:
+        rows = [
+            f"stream {m.stream}: row t holds boundary {m.boundary} of position t{m.shift:+d}" for m in shifted
+        ]
+        found.append(_finding("align.shift", "rows of fc's input", "; ".join(rows)))
+    if expected is None:
+        return found
+    remedy, edits = _ids_remedy(expected, family, layers, version)
+    if len(matches) != len(expected):
+        evidence = (
+            f"{len(matches)} states were captured, the draft was trained on {len(expected)}: {list(expected)}"
+        )
+        return [*found, _finding("aux.count", "fc's input", evidence, remedy, edits)]
+    kind = _difference([match.boundary for match in matches], list(expected), layers)
+    if kind == "aux.order":
+        remedy, edits = "", ()
+    if kind is not None:
+        evidence = "; ".join(_line(match, want) for match, want in zip(matches, expected, strict=True))
+        found.append(_finding(kind, "fc's input", evidence, remedy, edits))
+    return found
+
+
+def _difference(found: list[Boundary | None], expected: list[Boundary], layers: int) -> str | None:
+    """The kind of the difference; ``None`` where all streams that match some boundary match the right one."""
+    wrong = [
+        (got, want) for got, want in zip(found, expected, strict=True) if got is not None and got != want
+    ]
+    if not wrong:
+        return None
+    if sorted(map(str, found)) == sorted(map(str, expected)):
+        return "aux.order"
+    last = {layers, "final_norm"}
+    if all(got in last and want in last for got, want in wrong):
+        return "aux.final_boundary"
+    offsets = {
+        got - want if isinstance(got, int) and isinstance(want, int) else None
+        for got, want in zip(found, expected, strict=True)
+    }
+    return "aux.ids_convention" if offsets in ({1}, {-1}) else "aux.layers"
+
+
+def _ids_remedy(
+    expected: Sequence[Boundary], family: str, layers: int, version: str
+) -> tuple[str, tuple[Edit, ...]]:
+    wanted = [boundary for boundary in expected if isinstance(boundary, int)]
+    if len(wanted) < len(expected):
+        return "SGLang captures no state after the final norm: train on the state before it.", ()
+    ids = ids_for(wanted, family, layers, version)
+    if ids.ids is None:
+        return f"No list of ids captures boundaries {wanted}: {ids.reason}.", ()
+    return f"Set {IDS_KEY} to {list(ids.ids)}: {ids.reason}.", (Edit("draft config", IDS_KEY, list(ids.ids)),)
+
+
+def _line(match: StreamMatch, want: Boundary) -> str:
+    if match.boundary is None:
+        return f"stream {match.stream} is no boundary, trained on {want}"
+    return (
+        f"stream {match.stream} is boundary {match.boundary} (relative error {match.relative_error:.3f}, "
+        f"cosine {match.cosine:.4f}; runner-up {match.runner_up} at {match.runner_up_cosine:.4f}), "
+        f"trained on {want}"
+    )
+
+
+def _unmatched(match: StreamMatch) -> Finding:
+    subject = f"stream {match.stream}"
+    if match.scale != 1.0:
+        evidence = (
+            f"{1 / match.scale:.0f} times this stream is boundary {match.nearest}, the stream itself is none"
+        )
+        return _finding("aux.partial_sum", subject, evidence)
+    nearest = f"nearest is boundary {match.nearest}: cosine {match.cosine:.4f}, "
+    return _finding("capture.unmatched", subject, nearest + f"relative error {match.relative_error:.3f}")
+
+
+def capture_findings(captures: Sequence[Capture], hidden: int) -> list[Finding]:
+    """Whether captures can be trusted: rows, layout, values, ranks, and the pairing of tokens and states.
+
+    Args:
+        hidden: the target's hidden size.
+    """
+    files = [finding for capture in captures for finding in _file_findings(capture, hidden)]
+    return [*files, *_rank_findings(captures), *_pairing_findings(captures)]
+
+
+def _file_findings(capture: Capture, hidden: int) -> Iterator[Finding]:
+    aux = capture.aux_hidden_states
+    rows = {"positions": len(capture.positions), AUX: len(aux)}
+    if capture.input_ids is not None:
+        rows["input_ids"] = len(capture.input_ids)
+    if len(set(rows.values())) > 1 or len(aux) == 0:
+        evidence = ", ".join(f"{count} rows of {name}" for name, count in rows.items())
+        yield _finding("capture.truncated", capture.source, evidence)
+    elif capture.positions.tolist() != list(range(len(aux))):
+        gaps = sorted(set(range(int(capture.positions.max()) + 1)) - set(capture.positions.tolist()))
+        evidence = (
+            f"{len(gaps)} positions missing, from {gaps[0]}" if gaps else "positions repeat or run backwards"
+        )
+        yield _finding("capture.truncated", capture.source, evidence)
+    if aux.shape[-1] % hidden:
+        evidence = f"width {aux.shape[-1]} is no multiple of the target's {hidden}"
+        yield _finding("capture.layout", capture.source, evidence)
+    broken, empty = int((~aux.isfinite()).any(-1).sum()), int((aux == 0).all(-1).sum())
+    if broken or empty:
+        evidence = f"of {len(aux)} rows {broken} hold NaN or Inf, {empty} are all zero"
+        yield _finding("capture.nonfinite", capture.source, evidence)
+
+
+def _rank_findings(captures: Sequence[Capture]) -> Iterator[Finding]:
+    """Ranks hold copies of the same reduced states; where they do not, the sums were not reduced."""
+    by_request: dict[str, list[Tensor]] = defaultdict(list)
+    for capture in captures:
+        by_request[capture.request].append(capture.aux_hidden_states)
+    for request, ranks in by_request.items():
+        if len(ranks) < 2 or len({rows.shape for rows in ranks}) > 1:
+            continue
+        difference = rank_disagreement(ranks)
+        if difference > MAX_RANK_DIFFERENCE:
+            evidence = f"the rows of its {len(ranks)} ranks differ by {difference:.0%}"
+            yield _finding("aux.partial_sum", f"request {request}", evidence)
+            return
+
+
+def _pairing_findings(captures: Sequence[Capture]) -> Iterator[Finding]:
+    """The token whose embedding stands beside the state of token t must be token t + 1."""
+    agreeing = dict.fromkeys(SHIFTS, 0)
+    for capture in captures:
+        ids, embedded = capture.input_ids, capture.stages.get("embedded_ids")
+        if ids is None or embedded is None or len(ids) != len(embedded):
+            continue
+        for shift in SHIFTS:
+            at = arange(len(ids)) + 1 + shift
+            inside = (at >= 0) & (at < len(ids))
+            agreeing[shift] += int((embedded.flatten()[inside] == ids[at[inside]]).sum())
+    best = max(SHIFTS, key=lambda shift: agreeing[shift])
+    if best and agreeing[best] > 2 * agreeing[0]:
+        evidence = f"row t is paired with token t{1 + best:+d} in {agreeing[best]} rows, t+1 in {agreeing[0]}"
+        yield _finding("align.shift", "the draft's input ids", evidence)

@@ -1,0 +1,184 @@
+"""The static inspection: a draft, a target and a launch line in, findings and a corrected config out."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from eagle3lib.engine.serving_rules import serve
+from eagle3lib.engine.trained import trained_wiring
+from eagle3lib.errors import InputError, UnsafeFile
+from eagle3lib.findings import (
+    rules_architecture,
+    rules_flags,
+    rules_geometry,
+    rules_layers,
+    rules_norms,
+    rules_positions,
+    rules_speculation,
+    rules_vocab,
+    rules_weights,
+)
+from eagle3lib.findings.finding import Finding, by_severity
+from eagle3lib.findings.rule import Inspection, Rule
+from eagle3lib.findings.weight_facts import weight_facts
+from eagle3lib.reading.checkpoint import Checkpoint
+from eagle3lib.reading.draft_config import DraftConfig
+from eagle3lib.reading.launch import Launch
+from eagle3lib.reading.target_config import TargetConfig
+
+#: The whole table, by theme.
+RULES: tuple[Rule, ...] = (
+    *rules_layers.RULES,
+    *rules_architecture.RULES,
+    *rules_norms.RULES,
+    *rules_positions.RULES,
+    *rules_weights.RULES,
+    *rules_vocab.RULES,
+    *rules_geometry.RULES,
+    *rules_speculation.RULES,
+    *rules_flags.RULES,
+)
+#: Fields of other programs that say nothing to SGLang once their content stands at the top level.
+_FOREIGN = (
+    "transformer_layer_config",
+    "speculators_config",
+    "speculators_model_type",
+    "speculators_version",
+    "auto_map",
+    "has_no_defaults_at_init",
+    "aux_hidden_states_layer_ids",
+    "eagle_aux_hidden_state_layer_ids",
+)
+
+
+def inspect(
+    draft_folder: str | Path,
+    target_folder: str | Path = "",
+    launch_text: str = "",
+    engine: str = "sglang==0.5.23",
+    longest_prompt: int = 0,
+) -> Inspection:
+    """Read everything once and apply every rule.
+
+    ``target_folder`` and ``launch_text`` may be "": less is said then, and ``missing`` lists what was not
+    given. ``longest_prompt`` is in tokens, 0 if unknown. Unsafe weights become a finding; other unusable
+    files raise :class:`InputError`.
+    """
+    if not str(draft_folder):
+        raise InputError("draft", "nothing", "a checkpoint folder", "give the draft's folder")
+    if longest_prompt < 0:
+        raise InputError("longest_prompt", longest_prompt, "a number of tokens, or 0 if unknown")
+    draft = DraftConfig.open(draft_folder)
+    target = TargetConfig.open(target_folder) if str(target_folder) else None
+    launch = Launch.parse(launch_text)
+    unsafe: list[UnsafeFile] = []
+    checkpoint = _weights(draft_folder, unsafe)
+    beside = _weights(target_folder, unsafe, ("embed_tokens.weight", "lm_head.weight")) if target else None
+    served = serve(draft, target, launch, engine, checkpoint)
+    missing = [
+        text
+        for text, lacking in (
+            ("target: boundaries, widths and context are not judged", target is None),
+            ("launch: flags are not judged", not launch),
+            ("draft weights: only the config is judged", checkpoint is None and not unsafe),
+            ("target weights: embedding and head are not compared", target is not None and beside is None),
+            ("draft geometry: shapes are not judged", checkpoint is not None and served.loading is None),
+        )
+        if lacking
+    ]
+    seen = Inspection(
+        draft=draft,
+        target=target,
+        launch=launch,
+        engine=engine,
+        longest_prompt=longest_prompt,
+        checkpoint=checkpoint,
+        served=served,
+        trained=trained_wiring(draft, target, checkpoint),
+        weights=weight_facts(draft, target, checkpoint, served.loading, beside),
+        unsafe=tuple(unsafe),
+        missing=tuple(missing),
+    )
+    return replace(seen, findings=tuple(judge(seen)))
+
+
+def changed(inspection: Inspection, ids: Sequence[int] | None, launch_text: str) -> Inspection:
+    """The same draft with other ids in its config and other flags; what it was trained for stays."""
+    raw = copy.deepcopy(dict(inspection.draft.raw))
+    eagle = raw["eagle_config"] = dict(raw.get("eagle_config") or {})
+    if ids is None:
+        eagle.pop("eagle_aux_hidden_state_layer_ids", None)
+    else:
+        eagle["eagle_aux_hidden_state_layer_ids"] = list(ids)
+    draft, launch = DraftConfig.from_dict(raw), Launch.parse(launch_text)
+    served = serve(draft, inspection.target, launch, inspection.engine, inspection.checkpoint)
+    seen = replace(inspection, draft=draft, launch=launch, served=served)
+    return replace(seen, findings=tuple(judge(seen)))
+
+
+def judge(inspection: Inspection) -> list[Finding]:
+    """Every rule's findings, errors first."""
+    return by_severity([finding for rule in RULES for finding in rule.judge(inspection)])
+
+
+def rule_table() -> list[dict[str, Any]]:
+    """Every rule as plain values, for the documentation."""
+    return [
+        {
+            "kind": r.kind,
+            "severity": r.severity,
+            "evidence": r.evidence,
+            "consequence": r.consequence,
+            "source": r.source,
+            "engines": ", ".join(r.engines),
+        }
+        for r in RULES
+    ]
+
+
+def corrected_config(inspection: Inspection) -> tuple[dict[str, Any], str]:
+    """The draft's config with every edit of the findings applied, and the difference as unified diff text.
+
+    Nested fields are moved to the top level, where SGLang reads them, and fields of other programs are left
+    out. The caller writes it somewhere else: the user's own file is never touched. The diff is empty when
+    nothing is to change.
+    """
+    before = dict(inspection.draft.raw)
+    after = copy.deepcopy(before)
+    edits = [e for finding in inspection.findings for e in finding.edits if e.where == "draft config"]
+    if inspection.draft.nested:
+        inner = {k: v for k, v in after["transformer_layer_config"].items() if v is not None}
+        after = {**after, **inner, "tie_word_embeddings": inspection.draft.tied}
+    if inspection.draft.nested or any(e.key.startswith("eagle_config.eagle_aux") for e in edits):
+        after = {key: value for key, value in after.items() if key not in _FOREIGN}
+    for edit in edits:
+        *folders, key = edit.key.split(".")
+        place = after
+        for folder in folders:
+            if not isinstance(place.get(folder), dict):
+                place[folder] = {}
+            place = place[folder]
+        if edit.value is None:
+            place.pop(key, None)
+        else:
+            place[key] = edit.value
+    texts = [
+        json.dumps(config, indent=2, sort_keys=True).splitlines(keepends=True) for config in (before, after)
+    ]
+    return after, "".join(difflib.unified_diff(*texts, "config.json", "config.json (corrected)"))
+
+
+def _weights(folder: str | Path, unsafe: list[UnsafeFile], only: tuple[str, ...] = ()) -> Checkpoint | None:
+    """The checkpoint of a folder; None where it holds no weights or unsafe ones."""
+    try:
+        checkpoint = Checkpoint.open(folder, only)
+    except UnsafeFile as error:
+        unsafe.append(error)
+        return None
+    return checkpoint if checkpoint.tensors or checkpoint.absent else None

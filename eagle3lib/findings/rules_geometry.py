@@ -1,0 +1,144 @@
+"""Rules about fields that contradict each other or the target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from eagle3lib.findings.finding import Edit
+from eagle3lib.findings.rule import Facts, Inspection, Rule
+
+
+def _geometry(i: Inspection) -> Iterator[Facts]:
+    d = i.draft
+    if d.draft_vocab_size and d.vocab_size and d.draft_vocab_size > d.vocab_size:
+        yield {
+            "subject": "draft_vocab_size",
+            "severity": "error",
+            "text": f"draft_vocab_size {d.draft_vocab_size:,} exceeds vocab_size {d.vocab_size:,}",
+        }
+    if d.heads and d.kv_heads and d.heads % d.kv_heads:
+        yield {
+            "subject": "num_key_value_heads",
+            "severity": "error",
+            "text": f"{d.heads} attention heads do not divide among {d.kv_heads} key heads",
+        }
+    if d.heads and d.hidden_size and d.hidden_size % d.heads and d.get("head_dim") is None and not d.mla:
+        yield {
+            "subject": "num_attention_heads",
+            "severity": "error",
+            "text": f"hidden_size {d.hidden_size} does not divide among {d.heads} heads, and head_dim is "
+            "not given",
+        }
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        ids = d.get(key)
+        for token in ids if isinstance(ids, list) else [ids]:
+            if isinstance(token, int) and d.vocab_size and token >= d.vocab_size:
+                yield {"subject": key, "text": f"{key} {token:,} lies beyond vocab_size {d.vocab_size:,}"}
+    held = _layers_held(i)
+    if held and d.layers > held:
+        yield {
+            "subject": "num_hidden_layers",
+            "severity": "error",
+            "text": f"num_hidden_layers is {d.layers}, the weights hold {held}",
+            "remedy": f"Set num_hidden_layers to {held}.",
+            "edits": [Edit("draft config", "num_hidden_layers", held)],
+        }
+    for key in d.duplicates:
+        yield {
+            "subject": key,
+            "kind": "duplicate_key",
+            "text": f"the key {key} stands twice; its last value is taken",
+        }
+    for crash in i.served.crashes:
+        if crash.topic == "config":
+            yield {
+                "subject": crash.text.split()[0],
+                "severity": "error",
+                "text": crash.text,
+                **_config_cure(i, crash.text),
+            }
+
+
+def _layers_held(i: Inspection) -> int:
+    names = i.checkpoint.tensors if i.checkpoint else ()
+    numbers = [int(m[1]) for n in names if (m := re.search(r"(?:^|\.)layers\.(\d{1,4})\.", n))]
+    return max(numbers, default=-1) + 1 or int(any("midlayer." in n for n in names))
+
+
+def _config_cure(i: Inspection, text: str) -> Facts:
+    d, target = i.draft, i.target
+    if text.startswith("draft_vocab_size"):
+        rows = d.draft_vocab_size or i.weights.head_rows
+        value = rows or d.vocab_size
+        return {
+            "remedy": f"Add draft_vocab_size: {value if value else 'the rows of lm_head.weight'}.",
+            "edits": [Edit("draft config", "draft_vocab_size", value)] if value else [],
+        }
+    if text.startswith("target_hidden_size"):
+        width = target.hidden_size if target else None
+        if width and width != d.hidden_size:
+            return {
+                "remedy": f"Set target_hidden_size to {width}.",
+                "edits": [Edit("draft config", "target_hidden_size", width)],
+            }
+        return {
+            "remedy": "Remove target_hidden_size.",
+            "edits": [Edit("draft config", "target_hidden_size", None)],
+        }
+    return {"remedy": "Give it the value of the trained draft."}
+
+
+def _target(i: Inspection) -> Iterator[Facts]:
+    d, t = i.draft, i.target
+    if t is None:
+        return
+    if d.vocab_size and d.vocab_size != t.vocab_size:
+        yield {
+            "subject": "vocab_size",
+            "text": f"the draft's vocab_size is {d.vocab_size:,}, the target's {t.vocab_size:,}",
+        }
+    if d.verifier_architecture and t.architecture and d.verifier_architecture != t.architecture:
+        yield {
+            "subject": "speculators_config.verifier",
+            "text": f"trained for {d.verifier_architecture} "
+            f"({d.verifier or 'no name'}), served beside {t.architecture}",
+        }
+    width = d.target_hidden_size or d.hidden_size
+    shown = i.served.loading and any(n.endswith("fc.weight") for n, _, _ in i.served.loading.misshapen)
+    if width and width != t.hidden_size and not shown:
+        fits = d.target_hidden_size is None and i.checkpoint is None and d.vocab_size == t.vocab_size
+        yield {
+            "subject": "target_hidden_size",
+            "severity": "error",
+            "text": f"fc is sized for states of width {width}, the target's are {t.hidden_size} wide",
+            "remedy": f"If trained for this target, set target_hidden_size to {t.hidden_size}.",
+            "edits": [Edit("draft config", "target_hidden_size", t.hidden_size)] if fits else [],
+        }
+
+
+RULES = (
+    Rule(
+        kind="config.out_of_range",
+        severity="warning",
+        subject="config",
+        when=_geometry,
+        evidence="{text}.",
+        consequence="A config that contradicts itself is read differently by different programs, or "
+        "stops the server.",
+        remedy="Correct the value.",
+        source="sgl-project/sglang srt/models/llama_eagle3.py; transformers LlamaConfig",
+    ),
+    Rule(
+        kind="target.mismatch",
+        severity="warning",
+        subject="target",
+        when=_target,
+        evidence="{text}.",
+        consequence="The draft was trained on another model's states: expect a loss at every position, "
+        "or a crash by "
+        "width.",
+        remedy="Serve it beside the target it was trained for.",
+        source="sgl-project/sglang srt/speculative/eagle_utils.py get_draft_input_from_target_hidden_dim",
+    ),
+)

@@ -1,0 +1,159 @@
+"""Rules about the draft's vocabulary: its map, its head, its embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eagle3lib.engine.loading import shares_embedding
+from eagle3lib.findings.finding import Edit
+from eagle3lib.findings.rule import Facts, Inspection, Rule
+
+_LOAD = "sgl-project/sglang srt/models/llama_eagle3.py load_weights"
+#: Where trainers leave the vocabulary map outside of the weights.
+_SIDE_FILES = (
+    "d2t.pt",
+    "d2t.npy",
+    "vocab_mapping.pt",
+    "vocab_mapping/vocab_mapping.pt",
+    "eagle_meta.pt",
+    "cache.pt",
+)
+
+
+def _map(i: Inspection) -> Iterator[Facts]:
+    cures = {
+        "missing": "Export d2t with the weights (look for d2t.pt, d2t.npy, vocab_mapping.pt or "
+        "eagle_meta.pt beside the training run).",
+        "absolute": "Store offsets: d2t[i] = target id - i.",
+        "zero": "Export the mapping that the head was trained with.",
+        "t2d": "Make t2d from d2t: true exactly at i + d2t[i].",
+    }
+    folder = i.checkpoint.folder if i.checkpoint else None
+    beside = [name for name in _SIDE_FILES if folder and (folder / name).exists()]
+    if beside:
+        cures["missing"] = f"Export d2t with the weights: {', '.join(beside)} lies beside them."
+    for fault in i.weights.vocab:
+        yield {
+            "kind": fault.kind,
+            "text": fault.text,
+            "severity": "warning" if fault.kind == "t2d" else "error",
+            "remedy": cures.get(fault.kind, "Export the mapping that the head was trained with."),
+        }
+
+
+def _head(i: Inspection) -> Iterator[Facts]:
+    rows, size, vocab = i.weights.head_rows, i.draft.draft_vocab_size, i.draft.vocab_size
+    if rows is None or i.draft.tied:
+        return
+    expected = size or vocab
+    if expected and rows != expected:
+        length = i.weights.map_length
+        agrees = length in (None, rows)
+        yield {
+            "text": f"lm_head.weight has {rows:,} rows, the config expects {expected:,} (draft_vocab_size "
+            f"{size if size is not None else 'not given'}, vocab_size {vocab}), d2t has {length or 'no'} "
+            "entries",
+            "effect": "The server stops while it loads the weights.",
+            "remedy": f"Set draft_vocab_size to {rows}." if agrees else "Export head and d2t of one making.",
+            "edits": [Edit("draft config", "draft_vocab_size", rows)] if agrees else [],
+        }
+        return
+    matches = i.weights.head_matches
+    if matches and matches[1] >= max(4, 0.75 * matches[2]) and matches[0] <= matches[1] / 4:
+        yield {
+            "text": f"of {matches[2]} probed rows of lm_head.weight, {matches[1]} lie close to a row of "
+            "the target's head, "
+            f"and for {matches[0]} of them it is the row that d2t names",
+            "effect": "Draft tokens are decoded to other tokens than the head means: expect accept "
+            "length 1.00.",
+            "remedy": "Export the d2t that this head was trained with (a map made anew, or a stale "
+            "cache, is another).",
+        }
+
+
+def _tied(i: Inspection) -> Iterator[Facts]:
+    if not i.draft.tied or not i.draft.reduced:
+        return
+    own = i.checkpoint.find("lm_head.weight") if i.checkpoint else None
+    remedy = "Set tie_word_embeddings to false."
+    if own:
+        said = f"the file's {own.name} {list(own.shape)} is dropped"
+    elif i.checkpoint is None:
+        said = "the weights are not known"
+    else:
+        said, remedy = "the file holds no lm_head.weight", remedy + " And export the head that was trained."
+    yield {
+        "size": f"{i.draft.draft_vocab_size:,}",
+        "vocab": f"{i.draft.vocab_size:,}",
+        "own": said,
+        "remedy": remedy,
+        "edits": [Edit("draft config", "tie_word_embeddings", False)],
+    }
+
+
+def _embed(i: Inspection) -> Iterator[Facts]:
+    error = i.weights.embed_error
+    own = i.checkpoint.find("embed_tokens.weight") if i.checkpoint else None
+    if error is not None and error > 0.01:
+        yield {
+            "subject": own.name,
+            "text": "has another shape than the target's"
+            if error == float("inf")
+            else f"differs from the target's by {100 * error:.3g} % (relative error)",
+        }
+    elif own and error is None and shares_embedding(i.draft):
+        yield {
+            "subject": own.name,
+            "severity": "note",
+            "text": "could not be compared with the target's (not given)",
+        }
+
+
+RULES = (
+    Rule(
+        kind="vocab.map",
+        severity="error",
+        subject="d2t",
+        when=_map,
+        evidence="{text}.",
+        consequence="Draft tokens are decoded to wrong target tokens, or out of range: expect accept "
+        "length 1.00 or "
+        "a crash.",
+        remedy="",
+        source=_LOAD + " (hot_token_id = d2t + arange)",
+    ),
+    Rule(
+        kind="vocab.head_mismatch",
+        severity="error",
+        subject="lm_head.weight",
+        when=_head,
+        evidence="{text}.",
+        consequence="{effect}",
+        remedy="",
+        source=_LOAD,
+    ),
+    Rule(
+        kind="vocab.tied_head",
+        severity="error",
+        subject="tie_word_embeddings",
+        when=_tied,
+        evidence="tie_word_embeddings is true with a draft vocabulary of {size} out of {vocab}; {own}.",
+        consequence="SGLang {version} takes the first {size} rows of the embedding for the head: expect "
+        "accept "
+        "length about 1.00.",
+        remedy="",
+        source="sgl-project/sglang srt/models/llama_eagle3.py LlamaForCausalLMEagle3.__init__",
+    ),
+    Rule(
+        kind="embed.replaced",
+        severity="error",
+        subject="embed_tokens.weight",
+        when=_embed,
+        evidence="The draft's own embedding {text}.",
+        consequence="SGLang {version} puts the target's embedding in its place, so what it learned is "
+        "lost at every "
+        "position.",
+        remedy="No flag keeps it: serve with vLLM, or train with a frozen embedding.",
+        source="sgl-project/sglang srt/speculative/eagle_worker_v2.py init_lm_head",
+    ),
+)

@@ -1,0 +1,241 @@
+"""What the values of a draft's weights show: broken numbers, the vocabulary map, copies of the target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from eagle3lib.engine.loading import Loading, shares_embedding
+from eagle3lib.errors import InputError
+from eagle3lib.reading.checkpoint import Checkpoint
+from eagle3lib.reading.draft_config import DraftConfig
+from eagle3lib.reading.target_config import TargetConfig
+
+#: Checkpoints of no more values are looked through whole; of larger ones, evenly spread rows of each tensor.
+WHOLE, SAMPLE = 64 << 20, 1 << 17
+#: Target heads of no more values are searched for the rows that a draft's head was made from.
+SEARCHED, PROBES = 64 << 20, 32
+LONGEST_MAP = 16 << 20
+_FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A tensor with ``count`` bad values of the ``seen`` ones; ``what`` says how they are bad."""
+
+    name: str
+    what: str
+    count: int
+    seen: int
+
+
+@dataclass(frozen=True)
+class VocabFault:
+    """One thing wrong with the vocabulary map; ``kind`` is the suffix of ``vocab.map``."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """Facts from values. ``embed_error`` is the relative difference of the draft's own embedding to the
+    target's, None where they were not compared. ``head_matches`` counts rows of the head: those whose
+    nearest row in the target's head is the mapped one, those that stem from the target's, those probed."""
+
+    broken: tuple[Broken, ...] = ()
+    ones: tuple[str, ...] = ()
+    vocab: tuple[VocabFault, ...] = ()
+    map_length: int | None = None
+    head_rows: int | None = None
+    embed_error: float | None = None
+    head_matches: tuple[int, int, int] | None = None
+
+
+def weight_facts(
+    draft: DraftConfig,
+    target: TargetConfig | None,
+    checkpoint: Checkpoint | None,
+    loading: Loading | None,
+    target_weights: Checkpoint | None,
+) -> WeightFacts:
+    """Look through a draft's weights; the target's are used for two comparisons where they are at hand."""
+    if checkpoint is None:
+        return WeightFacts()
+    broken, ones = _values(draft, checkpoint)
+    d2t = _map(checkpoint, loading.d2t if loading else None, "d2t")
+    t2d = _map(checkpoint, loading.t2d if loading else None, "t2d")
+    head = checkpoint.find("lm_head.weight")
+    rows = head.shape[0] if head and head.shape else None
+    vocab = target.vocab_size if target else draft.vocab_size
+    faults = tuple(_vocab(draft, d2t, t2d, vocab))
+    matches = None
+    if (
+        d2t is not None
+        and not faults
+        and head
+        and target_weights
+        and len(head.shape) == 2
+        and rows == len(d2t)
+    ):
+        matches = _head_matches(checkpoint, head.name, d2t, target_weights)
+    return WeightFacts(
+        broken,
+        ones,
+        faults,
+        None if d2t is None else d2t.numel(),
+        rows,
+        _embed_error(draft, checkpoint, target_weights),
+        matches,
+    )
+
+
+def _values(draft: DraftConfig, checkpoint: Checkpoint) -> tuple[tuple[Broken, ...], tuple[str, ...]]:
+    floats = [t for t in checkpoint.tensors.values() if t.dtype in _FLOATS]
+    whole = sum(torch.Size(t.shape).numel() for t in floats) <= WHOLE
+    broken, ones = [], []
+    for info in floats:
+        if info.name.endswith("embed_tokens.weight") and shares_embedding(draft):
+            continue  # the engine puts the target's in its place
+        x = checkpoint.sample(info.name, None if whole else SAMPLE)
+        x = x.float() if info.dtype.startswith("F8") else x
+        if not x.numel():
+            continue
+        low, high = (float(v) for v in x.aminmax())  # NaN if any value is
+        if not (math.isfinite(low) and math.isfinite(high)):
+            broken.append(Broken(info.name, "NaN or infinite", int((~x.isfinite()).sum()), x.numel()))
+        elif low == high and x.numel() > 1 and "bias" not in info.name and "scale" not in info.name:
+            if low == 1 and x.ndim == 1:
+                ones.append(info.name)
+            else:
+                broken.append(Broken(info.name, f"all {low:g}", x.numel(), x.numel()))
+    return tuple(broken), tuple(ones)
+
+
+def _map(checkpoint: Checkpoint, name: str | None, ending: str) -> Tensor | None:
+    info = checkpoint.tensors[name] if name else checkpoint.find(ending)
+    if info and torch.Size(info.shape).numel() > LONGEST_MAP:
+        raise InputError(f"{info.file}: {info.name}", f"shape {list(info.shape)}", "one entry per token id")
+    return checkpoint.tensor(info.name) if info else None
+
+
+def _vocab(
+    draft: DraftConfig, d2t: Tensor | None, t2d: Tensor | None, vocab: int | None
+) -> Iterator[VocabFault]:
+    """What is wrong with a draft's vocabulary map: ``target id = draft id + d2t[draft id]``."""
+    if d2t is None:
+        if draft.reduced:
+            yield VocabFault(
+                "missing",
+                f"draft_vocab_size {draft.draft_vocab_size:,} of {draft.vocab_size:,}, and no "
+                "d2t in the weights: draft id i is taken for target id i",
+            )
+        return
+    if d2t.ndim != 1 or d2t.dtype.is_floating_point or d2t.dtype == torch.bool:
+        yield VocabFault(
+            "dtype", f"d2t is {d2t.dtype} of shape {list(d2t.shape)}, not a list of integer offsets"
+        )
+        return
+    size = len(d2t)
+    expected = draft.draft_vocab
+    if expected and size != expected:
+        yield VocabFault("length", f"d2t has {size:,} entries, the config says draft_vocab_size {expected:,}")
+    ids = d2t.long() + torch.arange(size)
+    if t2d is not None and (t2d.ndim != 1 or vocab and len(t2d) != vocab):
+        yield VocabFault(
+            "t2d", f"t2d is of shape {list(t2d.shape)}, the target's vocabulary has {vocab or 0:,}"
+        )
+        t2d = None
+    member = None if t2d is None else t2d != 0
+    out = int(((ids < 0) | (ids >= vocab)).sum()) if vocab else 0
+    if _absolute(d2t.long(), ids, member, vocab):
+        yield VocabFault(
+            "absolute",
+            f"d2t holds target ids (largest {int(d2t.max()):,}), not offsets: {out:,} of "
+            f"{size:,} draft ids leave the vocabulary of {vocab or 0:,}",
+        )
+        return
+    if out:
+        yield VocabFault("range", f"{out:,} of {size:,} draft ids map outside the vocabulary of {vocab:,}")
+        return
+    double = size - len(ids.unique())
+    if double:
+        yield VocabFault(
+            "duplicates", f"{double:,} of {size:,} draft ids map to a target id that another one has"
+        )
+    if member is not None:
+        marked, wrong = int(member.sum()), int((~member[ids]).sum())
+        if wrong or marked != size:
+            yield VocabFault(
+                "t2d",
+                f"t2d marks {marked:,} target ids, d2t has {size:,}; {wrong:,} of those that d2t "
+                "names are not marked",
+            )
+    elif draft.reduced and not bool(d2t.any()):
+        yield VocabFault(
+            "zero",
+            f"all {size:,} offsets are 0, as before any map is made: the draft would mean the "
+            f"first {size:,} target ids",
+        )
+
+
+def _absolute(d2t: Tensor, ids: Tensor, member: Tensor | None, vocab: int | None) -> bool:
+    """True when the entries are target ids themselves and not offsets to them."""
+    if not vocab or not len(d2t) or bool(((d2t < 0) | (d2t >= vocab)).any()) or len(d2t.unique()) < len(d2t):
+        return False
+    fits = bool((ids < vocab).all()) and (member is None or bool(member[ids].all()))
+    return not fits and (member is None or bool(member[d2t].all()))
+
+
+def _embed_error(draft: DraftConfig, checkpoint: Checkpoint, target: Checkpoint | None) -> float | None:
+    own, theirs = (
+        checkpoint.find("embed_tokens.weight"),
+        target.find("embed_tokens.weight") if target else None,
+    )
+    if own is None or theirs is None or not shares_embedding(draft):
+        return None
+    if own.shape != theirs.shape:
+        return float("inf")
+    a, b = checkpoint.sample(own.name, SAMPLE).float(), target.sample(theirs.name, SAMPLE).float()
+    return float((a - b).norm() / b.norm().clamp(min=1e-12))
+
+
+def _head_matches(
+    checkpoint: Checkpoint, name: str, d2t: Tensor, target: Checkpoint
+) -> tuple[int, int, int] | None:
+    """For some rows of the draft's head: which row of the target's head is nearest, by cosine?"""
+    theirs = target.find("lm_head.weight") or target.find("embed_tokens.weight")
+    own = checkpoint.info(name)
+    if theirs is None or len(theirs.shape) != 2 or own.shape[1:] != theirs.shape[1:]:
+        return None
+    sizes = [torch.Size(shape).numel() for shape in (own.shape, theirs.shape)]
+    if (
+        not min(sizes) > 0
+        or max(sizes) > SEARCHED
+        or int((d2t.long() + torch.arange(len(d2t))).max()) >= theirs.shape[0]
+    ):
+        return None
+    head = checkpoint.tensor(name)
+    rows = torch.linspace(0, len(d2t) - 1, min(PROBES, len(d2t))).round().long().unique()
+    full = target.tensor(theirs.name)  # [V, H]
+    centre = full[:: max(1, len(full) // 4096)].float().mean(0)  # rows of a head share a direction
+    probe = normalize(head[rows].float() - centre, dim=-1)  # [P, H]
+    # the nearest of V random directions has a cosine of about sqrt(2 ln V / H)
+    chance = 1.5 * math.sqrt(2 * math.log(max(len(full), 2)) / full.shape[1])
+    close = min(0.98, max(0.6, chance))
+    mapped = d2t.long()[rows] + rows
+    named = (probe * normalize(full[mapped].float() - centre, dim=-1)).sum(-1)
+    if (named > close).float().mean() > 0.25:
+        return (int((named > close).sum()),) * 2 + (len(rows),)
+    best, at = named.clone(), mapped.clone()
+    for number, part in enumerate(full.split(8192)):
+        score, where = (probe @ normalize(part.float() - centre, dim=-1).T).max(-1)
+        at = torch.where(score > best, where + 8192 * number, at)
+        best = torch.maximum(best, score)
+    stem = best > close
+    return int(((at == mapped) & stem).sum()), int(stem.sum()), len(rows)

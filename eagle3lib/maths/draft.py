@@ -1,0 +1,260 @@
+"""The forward pass of an EAGLE-3 draft over one conversation, as the paper draws it.
+
+Row t pairs the target's state after token t with the embedding of token t + 1 and, at depth 1, proposes token
+t + 2. At depth d the draft reads its own previous state and the embedding of token t + d, the true one: while
+a chain is right, that is the token it drafted itself. Rows are computed side by side, because a chain that has
+left the truth is of no interest any more.
+
+Paper: Li et al. 2025, arXiv 2503.01840. Order of operations, rotary positions (row t at depth d sits at
+t + d - 1) and residuals follow SGLang ``srt/models/llama_eagle3.py`` and ``srt/speculative/eagle_worker_v2.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3lib.errors import InputError
+from eagle3lib.maths.draft_weights import Draft, Layer, Linear
+from eagle3lib.maths.kernels import chain_attention, gated_mlp, head, rms_norm, rotary_tables, rotate
+from eagle3lib.maths.wiring import Wiring
+
+__all__ = ["Chains", "Draft", "combine", "depth_states", "forward", "head_weight", "target_ids"]
+
+Part = TypeVar("Part")
+
+#: Is told each stage by name as it is computed.
+Note = Callable[[str, Tensor], None]
+
+
+def _silent(name: str, value: Tensor) -> None:
+    """Nobody asked."""
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What the draft proposes from many starts at once.
+
+    ``starts [S]``: start t knows token t + 1. ``proposed [depths, S]``: target ids for tokens t + 2, t + 3 ...
+    ``margins [depths, S]``: gap between the two best logits.
+    """
+
+    proposed: Tensor
+    starts: Tensor
+    margins: Tensor
+
+    def right(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """``(right, known)``, bool ``[depths, S]``: equal to the true token; is there a true token at all."""
+        depths = torch.arange(1, len(self.proposed) + 1, device=self.starts.device)
+        index = self.starts + 1 + depths[:, None]  # [depths, S]
+        known = index < len(tokens)
+        truth = tokens.to(index.device)[index.clamp(max=len(tokens) - 1)]
+        return (self.proposed == truth) & known, known
+
+
+@torch.inference_mode()
+def forward(
+    draft: Draft,
+    wiring: Wiring,
+    states: Tensor,
+    tokens: Tensor,
+    depths: int,
+    first: int = 0,
+    attention: Callable[..., Tensor] = chain_attention,
+) -> Chains:
+    """Draft ``depths`` tokens from every start of one sample.
+
+    Args:
+        states: ``[T, K, H_t]``, one slot for each of ``wiring.boundaries``, in their order.
+        tokens: ``[T]`` token ids.
+        first: the first start that is asked for; earlier rows serve as context only.
+
+    Raises:
+        InputError: shapes do not fit, or the wiring asks for weights that the draft does not have.
+    """
+    tokens = torch.as_tensor(tokens, device=draft.norm.device)
+    weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
+    hidden = combine(draft, wiring, states)
+    proposed, margins = [], []
+    for state in depth_states(draft, wiring, hidden, tokens, depths, first, attention):
+        best, margin = head(_before_head(draft, wiring, state), weight)
+        proposed.append(best if ids is None else ids[best])
+        margins.append(margin)
+    starts = torch.arange(first, first + len(proposed[0]), device=tokens.device)
+    return Chains(torch.stack(proposed), starts, torch.stack(margins))
+
+
+def combine(draft: Draft, wiring: Wiring, states: Tensor, note: Note = _silent) -> Tensor:
+    """The captured states as one hidden state a row: ``[T, K, H_t]`` to ``[T, H]``."""
+    slots = draft.slots
+    if states.dim() != 3 or states.shape[1] != slots or len(wiring.boundaries) != slots:
+        found = f"states {list(states.shape)} for boundaries {list(wiring.boundaries)}"
+        raise InputError("states", found, f"[tokens, {slots}, width] and {slots} boundaries, as fc has slots")
+    if states.shape[2] * slots != draft.fc.weight.shape[1]:
+        raise InputError("states", f"width {states.shape[2]}", f"width {draft.fc.weight.shape[1] // slots}")
+    x = states.to(draft.norm.device, draft.norm.dtype)  # [T, K, H_t]
+    note("captured states", x.flatten(1))
+    if wiring.fc_norm:
+        norms = _have(draft.slot_norms, "fc_norm", "fc_norm.*.weight")
+        x = torch.stack([rms_norm(x[:, k], norm, draft.eps) for k, norm in enumerate(norms)], 1)
+    x = x.flatten(1)  # [T, K * H_t]
+    if wiring.norm_before_fc:
+        x = rms_norm(x, _have(draft.input_norm, "norm_before_fc", "input_norm.weight"), draft.eps)
+    x = _linear(x, draft.fc)  # [T, H]
+    note("fc", x)
+    return x
+
+
+@dataclass
+class _Memory:
+    """Keys and values of one layer: ``[0]`` for all rows at depth 1, then one entry a depth."""
+
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def depth_states(
+    draft: Draft,
+    wiring: Wiring,
+    hidden: Tensor,
+    tokens: Tensor,
+    depths: int,
+    first: int = 0,
+    attention: Callable[..., Tensor] = chain_attention,
+    note: Note = _silent,
+) -> Iterator[Tensor]:
+    """The draft's state ``[S, H]``, before the final norm, at depths 1 to ``depths``.
+
+    ``hidden [T, H]`` is ``combine``'s. Rows ``first .. T - 2`` are given, less those that a negative
+    ``wiring.shift`` leaves without a state.
+    """
+    if len(hidden) != len(tokens):
+        raise InputError("states", f"{len(hidden)} rows for {len(tokens)} tokens", "as many rows as tokens")
+    rows = len(tokens) - 1 + min(wiring.shift, 0)
+    if not 0 <= first < rows:
+        raise InputError("start", first, f"0 to {rows - 1}: there are {len(tokens)} tokens")
+    hidden = _shifted(hidden, wiring.shift)[:rows]
+    table = _embedding(draft, wiring)
+    positions = torch.arange(rows + depths, device=hidden.device)
+    cos, sin = rotary_tables(
+        wiring.rope_theta, wiring.rope_scaling, draft.head_dim, positions, draft.max_positions
+    )
+    memories = [_Memory() for _ in draft.layers]
+    start = 0  # the first row at hand: all rows at depth 1, the asked ones later
+    for depth in range(1, depths + 1):
+        index = torch.arange(start + depth, rows + depth, device=hidden.device)
+        embeds = F.embedding(tokens[index.clamp(max=len(tokens) - 1)], table)  # [rows at hand, H]
+        note("embedding", embeds)
+        turn = (cos[start + depth - 1 : rows + depth - 1], sin[start + depth - 1 : rows + depth - 1])
+        for i, (layer, memory) in enumerate(zip(draft.layers, memories, strict=True)):
+            last = i == len(draft.layers) - 1
+            inputs, residual = _layer_input(draft, wiring, layer, embeds if i == 0 else None, hidden, note)
+            skip = first - start if last else 0  # rows that only lend their keys
+            q, k, v = _qkv(draft, wiring, layer, inputs, skip, turn, note)
+            memory.keys.append(k)
+            memory.values.append(v)
+            seen = attention(q, memory.keys, memory.values, start + skip, wiring.window)  # [S, heads, D]
+            note("attention", seen.flatten(1))
+            hidden = residual[skip:] + _linear(seen.flatten(1), layer.o)  # [S, H]
+            note("residual", hidden)
+            inner = rms_norm(hidden, layer.post_norm, draft.eps)
+            hidden = hidden + gated_mlp(inner, layer.gate, layer.up, layer.down)
+            note("mlp", hidden)
+        start = first
+        yield hidden
+        if wiring.norm_output:
+            hidden = rms_norm(hidden, draft.norm, draft.eps)
+
+
+def _layer_input(
+    draft: Draft, wiring: Wiring, layer: Layer, embeds: Tensor | None, hidden: Tensor, note: Note
+) -> tuple[Tensor, Tensor]:
+    """What attention reads, and what its output is added to.
+
+    The first layer reads the token and the state side by side, ``2H`` wide; its q, k and v are that wide,
+    its output projection brings back ``H``, so that the residual is the state alone.
+    """
+    if embeds is None:
+        norm = layer.hidden_norm if wiring.later_norm == "hidden_norm" else layer.input_norm
+        return rms_norm(hidden, _have(norm, "later_norm", wiring.later_norm), draft.eps), hidden
+    e = rms_norm(embeds, _have(layer.input_norm, "the first layer", "input_layernorm.weight"), draft.eps)
+    g = rms_norm(hidden, _have(layer.hidden_norm, "the first layer", "hidden_norm.weight"), draft.eps)
+    note("input_layernorm", e)
+    note("hidden_norm", g)
+    x = torch.cat([e, g], dim=-1)  # [rows, 2H]
+    note("concatenation", x)
+    return x, g if wiring.norm_before_residual else hidden
+
+
+def _qkv(
+    draft: Draft, wiring: Wiring, layer: Layer, x: Tensor, skip: int, turn: tuple[Tensor, Tensor], note: Note
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries of the asked rows ``[S, heads, D]``, rotated keys and values of all rows."""
+
+    def project(linear: Linear, x: Tensor) -> Tensor:
+        bias = _have(linear.bias, "attention_bias", "q, k and v biases") if wiring.attention_bias else None
+        return F.linear(x, linear.weight, bias).unflatten(-1, (-1, draft.head_dim))
+
+    q, k, v = project(layer.q, x[skip:]), project(layer.k, x), project(layer.v, x)
+    if wiring.qk_norm:
+        q = rms_norm(q, _have(layer.q_norm, "qk_norm", "q_norm.weight"), draft.eps)
+        k = rms_norm(k, _have(layer.k_norm, "qk_norm", "k_norm.weight"), draft.eps)
+    for name, value in (("q", q), ("k", k), ("v", v)):
+        note(name, value.flatten(1))
+    cos, sin = turn
+    return rotate(q, cos[skip:], sin[skip:]), rotate(k, cos, sin), v
+
+
+def _before_head(draft: Draft, wiring: Wiring, state: Tensor) -> Tensor:
+    return rms_norm(state, draft.norm, draft.eps) if wiring.norm_before_head else state
+
+
+def head_weight(draft: Draft, wiring: Wiring) -> Tensor:
+    """``[V_d, H]``: the draft's own head, or the embedding's first rows where they are tied."""
+    if wiring.head == "tied":
+        return _embedding(draft, wiring)[: draft.draft_vocab]
+    return _have(draft.lm_head, "the head", "lm_head.weight")
+
+
+def target_ids(draft: Draft, wiring: Wiring) -> Tensor | None:
+    """The target id of each draft id, ``[V_d]``; ``None`` where they are the same."""
+    if draft.d2t is None:
+        return None
+    if wiring.d2t == "absolute":
+        return draft.d2t
+    return draft.d2t + torch.arange(len(draft.d2t), device=draft.d2t.device)
+
+
+def _embedding(draft: Draft, wiring: Wiring) -> Tensor:
+    if wiring.embedding == "own":
+        return _have(draft.own_embedding, "embedding", "embed_tokens.weight")
+    table = _have(draft.target_embedding, "embedding", "the target's embedding")
+    if table.shape[1] != draft.width:
+        raise InputError(
+            "embedding", f"the target's, {table.shape[1]} wide", f"{draft.width} wide, as the draft",
+            "a draft of another width than its target reads its own embedding",
+        )  # fmt: skip
+    return table
+
+
+def _shifted(hidden: Tensor, shift: int) -> Tensor:
+    """Row t becomes row ``t - shift``; rows before the first are zero, as no state stands there."""
+    if shift >= 0:
+        return F.pad(hidden, (0, 0, shift, 0))[: len(hidden)]
+    return hidden[-shift:]
+
+
+def _linear(x: Tensor, linear: Linear) -> Tensor:
+    return F.linear(x, linear.weight, linear.bias)
+
+
+def _have(part: Part | None, switch: str, name: str) -> Part:
+    if part is None or (isinstance(part, tuple) and not part):
+        raise InputError(f"wiring {switch}", f"no {name} in the draft", f"{name}, which this switch needs")
+    return part

@@ -1,0 +1,194 @@
+"""The weights of a draft, under one set of names whatever the checkpoint calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eagle3lib.errors import InputError
+from eagle3lib.reading.checkpoint import Checkpoint
+from eagle3lib.reading.draft_config import DraftConfig
+
+#: Other names of the same tensors (SGLang ``LlamaForCausalLMEagle3.load_weights``, and SpecForge's exports).
+ALIASES = {
+    "midlayer.": "layers.0.",
+    "aux_norm_low": "fc_norm.0",
+    "aux_norm_mid": "fc_norm.1",
+    "aux_norm_high": "fc_norm.2",
+}
+
+
+@dataclass(frozen=True)
+class Linear:
+    weight: Tensor  # [out, in]
+    bias: Tensor | None = None  # [out]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer. q, k and v of the first layer read ``2H``, all else reads ``H``."""
+
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    post_norm: Tensor
+    input_norm: Tensor | None
+    hidden_norm: Tensor | None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft's weights and the numbers needed to read them; how it is fed is a ``Wiring``."""
+
+    fc: Linear
+    input_norm: Tensor | None  # [K * H_t], for norm_before_fc
+    slot_norms: tuple[Tensor, ...]  # K of [H_t], for fc_norm
+    layers: tuple[Layer, ...]
+    norm: Tensor  # [H]
+    lm_head: Tensor | None  # [V_d, H]
+    own_embedding: Tensor | None  # [V_t, H]
+    target_embedding: Tensor | None  # [V_t, H_t]
+    d2t: Tensor | None  # [V_d] int64
+    slots: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    max_positions: int
+
+    @property
+    def width(self) -> int:
+        return self.norm.shape[0]
+
+    @property
+    def draft_vocab(self) -> int | None:
+        """Rows of the draft's own head, or of its map where it has no head."""
+        rows = self.lm_head if self.lm_head is not None else self.d2t
+        return None if rows is None else rows.shape[0]
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        target_embedding: Tensor | None,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        target_head: Tensor | None = None,
+    ) -> Draft:
+        """The draft in ``folder``, in any dialect of names and config.
+
+        ``target_embedding [V_t, H_t]`` is what engines give the draft instead of its own; ``target_head`` is
+        used by a draft with the target's whole vocabulary and no head of its own.
+
+        Raises:
+            InputError: a tensor is missing or has another shape than the config says, or the draft has a
+                feature that this library does not compute.
+        """
+        config = DraftConfig.open(folder)
+        where = Path(folder).name
+        if config.mla or "kv_lora_rank" in config.raw:
+            raise InputError(where, f"an MLA draft ({config.architecture})", "a Llama-style draft")
+        if not (config.hidden_size and config.heads and config.kv_heads and config.head_dim):
+            raise InputError(f"{where}: config.json", "no hidden_size or num_attention_heads", "the draft's geometry")
+        tensors = _Tensors(Checkpoint.open(folder), dtype, device)
+        width, head_dim = config.hidden_size, config.head_dim
+        fc = tensors.linear("fc", width, None)
+        target_width = width if target_embedding is None else target_embedding.shape[1]
+        target_width = config.target_hidden_size or target_width
+        slots, rest = divmod(fc.weight.shape[1], target_width)
+        if rest or not slots:
+            found = list(fc.weight.shape)
+            raise InputError(f"{where}: fc.weight", found, f"a multiple of {target_width} columns")
+        lm_head = tensors.get("lm_head.weight", (None, width))
+        if lm_head is None and target_head is not None and config.draft_vocab_size is None:
+            lm_head = target_head.to(device, dtype)
+        return cls(
+            fc=fc,
+            input_norm=tensors.get("input_norm.weight", (slots * target_width,)),
+            slot_norms=tensors.family("fc_norm.{}.weight", slots, (target_width,)),
+            layers=tuple(
+                _layer(tensors, i, width, config.heads * head_dim, config.kv_heads * head_dim)
+                for i in range(config.layers)
+            ),
+            norm=tensors.need("norm.weight", (width,)),
+            lm_head=lm_head,
+            own_embedding=tensors.get("embed_tokens.weight", (None, width)),
+            target_embedding=None if target_embedding is None else target_embedding.to(device, dtype),
+            d2t=tensors.get("d2t", (None,)),
+            slots=slots,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=head_dim,
+            eps=config.rms_norm_eps,
+            max_positions=config.max_positions or 2048,
+        )
+
+
+class _Tensors:
+    """A checkpoint's tensors by our names, each checked against the shape it must have."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: str | torch.device) -> None:
+        self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
+        self.where = checkpoint.folder.name
+        self.names = {_canonical(name): name for name in (*checkpoint.tensors, *checkpoint.absent)}
+
+    def get(self, name: str, shape: tuple[int | None, ...]) -> Tensor | None:
+        """Integers come as int64, all else in the draft's dtype; ``None`` in ``shape`` fits any size."""
+        if name not in self.names:
+            return None
+        found = self.checkpoint.info(self.names[name]).shape
+        if len(found) != len(shape) or any(n not in (None, m) for n, m in zip(shape, found, strict=True)):
+            expected = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
+            raise InputError(f"{self.where}: {self.names[name]}", list(found), expected)
+        tensor = self.checkpoint.tensor(self.names[name])
+        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else torch.int64)
+
+    def need(self, name: str, shape: tuple[int | None, ...]) -> Tensor:
+        tensor = self.get(name, shape)
+        if tensor is None:
+            raise InputError(f"{self.where}: {name}", "no such tensor", "a tensor of this name in the checkpoint")
+        return tensor
+
+    def linear(self, name: str, out: int, width: int | None) -> Linear:
+        return Linear(self.need(f"{name}.weight", (out, width)), self.get(f"{name}.bias", (out,)))
+
+    def family(self, pattern: str, count: int, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """All ``count`` tensors of a pattern, or none of them."""
+        if not any(pattern.format(i) in self.names for i in range(count)):
+            return ()
+        return tuple(self.need(pattern.format(i), shape) for i in range(count))
+
+
+def _layer(tensors: _Tensors, index: int, width: int, q_out: int, kv_out: int) -> Layer:
+    at = f"layers.{index}."
+    wide = 2 * width if index == 0 else width
+    names = {name: f"{at}self_attn.{name}_proj" for name in "qkvo"}
+    return Layer(
+        q=tensors.linear(names["q"], q_out, wide),
+        k=tensors.linear(names["k"], kv_out, wide),
+        v=tensors.linear(names["v"], kv_out, wide),
+        o=tensors.linear(names["o"], width, q_out),
+        gate=tensors.need(f"{at}mlp.gate_proj.weight", (None, width)),
+        up=tensors.need(f"{at}mlp.up_proj.weight", (None, width)),
+        down=tensors.need(f"{at}mlp.down_proj.weight", (width, None)),
+        post_norm=tensors.need(f"{at}post_attention_layernorm.weight", (width,)),
+        input_norm=tensors.get(f"{at}input_layernorm.weight", (width,)),
+        hidden_norm=tensors.get(f"{at}hidden_norm.weight", (width,)),
+        q_norm=tensors.get(f"{at}self_attn.q_norm.weight", (None,)),
+        k_norm=tensors.get(f"{at}self_attn.k_norm.weight", (None,)),
+    )
+
+
+def _canonical(name: str) -> str:
+    for alias, ours in ALIASES.items():
+        name = name.replace(alias, ours)
+    return name.removeprefix("model.")

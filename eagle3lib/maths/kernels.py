@@ -1,0 +1,186 @@
+"""The few functions a draft is made of. Pure; nothing here knows of checkpoints or wirings.
+
+Rows are token positions of one conversation; there is no batch axis. Attention comes twice, with one
+signature: ``plain_chain_attention`` to be checked by eye, ``chain_attention`` to be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3lib.errors import InputError
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last axis (Zhang and Sennrich 2019), computed in float32."""
+    return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+
+
+def rotary_tables(
+    theta: float, scaling: Mapping[str, Any] | None, head_dim: int, positions: Tensor, max_positions: int
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[P, head_dim]``, float32, of transformers' own RoPE variants.
+
+    ``scaling`` is spelled as in a config's ``rope_scaling`` or ``rope_parameters``. Text has one position
+    axis, so multi-axis scaling (``mrope_section``) is plain rotary, as in SGLang's ``LlamaModel``.
+    """
+    items = [(key, tuple(value) if isinstance(value, list) else value) for key, value in (scaling or {}).items()]
+    rotary = _rotary(float(theta), tuple(items), head_dim, max_positions)
+    cos, sin = rotary.to(positions.device)(torch.zeros(1, device=positions.device), positions[None])
+    return cos[0], sin[0]  # [P, D]
+
+
+@lru_cache(maxsize=16)
+def _rotary(theta: float, scaling: tuple[tuple[str, Any], ...], head_dim: int, max_positions: int) -> Any:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = {key: list(value) if isinstance(value, tuple) else value for key, value in scaling}
+    kind = rope.pop("type", "default")
+    kind = "default" if "mrope_section" in rope else rope.get("rope_type", kind)
+    config = LlamaConfig(
+        hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, max_position_embeddings=max_positions,
+        rope_parameters=rope | {"rope_type": kind, "rope_theta": theta},
+    )  # fmt: skip
+    try:
+        return LlamaRotaryEmbedding(config)
+    except KeyError as error:
+        raise InputError(
+            "rope_scaling", rope, "a scaling known to transformers, with its fields",
+            f"name or complete it: {error} is not known or not there",
+        ) from error  # fmt: skip
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of ``x [S, heads, D]`` by ``cos, sin [S, D]``, halves paired as in Llama."""
+    left, right = x.chunk(2, dim=-1)
+    turned = torch.cat([-right, left], dim=-1)
+    return (x * cos[:, None] + turned * sin[:, None]).to(x.dtype)
+
+
+def plain_chain_attention(
+    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], first: int, window: int | None = None
+) -> Tensor:
+    """Attention at depth ``len(keys)``, one query at a time.
+
+    ``q [S, heads, D]`` are the queries of rows ``first .. first + S - 1``. ``keys[0] [R, kv_heads, D]``
+    belong to depth 1 and form the causal prefix: row t sees rows ``0..t``, or the last ``window`` of them.
+    ``keys[1:]``, each ``[S, kv_heads, D]``, belong to depths 2 and later: a query sees of each only the key
+    of its own chain. Returns ``[S, heads, D]``.
+    """
+    group = q.shape[1] // keys[0].shape[1]  # query heads that share a key head
+    out = torch.empty_like(q)
+    for i in range(q.shape[0]):
+        row = first + i
+        oldest = 0 if window is None else max(0, row + 1 - window)
+        k = torch.cat([keys[0][oldest : row + 1], *(deeper[i : i + 1] for deeper in keys[1:])])
+        v = torch.cat([values[0][oldest : row + 1], *(deeper[i : i + 1] for deeper in values[1:])])
+        for head in range(q.shape[1]):
+            scores = k[:, head // group] @ q[i, head] * q.shape[2] ** -0.5
+            out[i, head] = torch.softmax(scores, dim=0) @ v[:, head // group]
+    return out
+
+
+def chain_attention(
+    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], first: int, window: int | None = None
+) -> Tensor:
+    """What ``plain_chain_attention`` computes, with fused kernels and no mask over all keys.
+
+    The prefix is attended to by a fused kernel that also gives the log of its softmax's denominator. Any
+    other part of the same softmax can then be merged in, a single key being a part whose log is its score.
+    """
+    group = q.shape[1] // keys[0].shape[1]
+    if window is None:
+        parts = [_attend(q, keys[0][first : first + len(q)], values[0][first : first + len(q)], causal=True)]
+        if first:
+            parts.append(_attend(q, keys[0][:first], values[0][:first]))
+    else:
+        parts = [_windowed(q, keys[0], values[0], first, window)]
+    for k, v in zip(keys[1:], values[1:], strict=True):
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # [S, heads, D]
+        parts.append((v, (q.float() * k).sum(-1) * q.shape[2] ** -0.5))
+    return merge(parts).to(q.dtype)
+
+
+def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """One softmax from disjoint parts, each ``(output [S, heads, D], log of its denominator [S, heads])``."""
+    if len(parts) == 1:
+        return parts[0][0]
+    shares = torch.softmax(torch.stack([log for _, log in parts]), dim=0)
+    merged = parts[0][0] * shares[0, ..., None]
+    for (out, _), share in zip(parts[1:], shares[1:], strict=True):
+        merged = torch.addcmul(merged, out.to(merged.dtype), share[..., None])
+    return merged
+
+
+def _windowed(q: Tensor, k: Tensor, v: Tensor, first: int, window: int) -> tuple[Tensor, Tensor]:
+    """The causal prefix within a window, by blocks of queries: each mask is a block by its own keys."""
+    outs, logs = [], []
+    for start in range(0, len(q), 256):
+        stop = min(start + 256, len(q))
+        rows = torch.arange(first + start, first + stop, device=q.device)
+        oldest = max(0, first + start + 1 - window)
+        seen = torch.arange(oldest, first + stop, device=q.device)
+        distance = rows[:, None] - seen[None]
+        bias = torch.zeros(distance.shape, dtype=q.dtype, device=q.device)
+        bias.masked_fill_((distance < 0) | (distance >= window), float("-inf"))
+        out, log = _attend(q[start:stop], k[oldest : first + stop], v[oldest : first + stop], bias=bias)
+        outs.append(out)
+        logs.append(log)
+    return torch.cat(outs), torch.cat(logs)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Fused attention that returns its output ``[S, heads, D]`` and log-denominator ``[S, heads]``.
+
+    These are the operators behind ``scaled_dot_product_attention``, which hides the second result.
+    """
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, rows, D]
+    if q.device.type == "cpu":
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, log = fused(q, k, v, 0.0, causal, attn_mask=None if bias is None else bias[None, None])
+    elif bias is None and q.dtype in (torch.float16, torch.bfloat16):
+        fused = torch.ops.aten._scaled_dot_product_flash_attention
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        out, log = fused(q, k, v, 0.0, causal)[:2]
+    else:
+        out, log = _dense(q, k, v, causal, bias)
+    return out[0].transpose(0, 1), log[0].transpose(0, 1)
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention by plain matrix products, for devices and dtypes without a fused kernel."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        scores.masked_fill_(torch.ones_like(scores[0, 0], dtype=torch.bool).triu_(1), float("-inf"))
+    log = scores.logsumexp(-1)
+    return (scores - log[..., None]).exp().to(v.dtype) @ v, log
+
+
+def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """SwiGLU MLP (Shazeer 2020): ``down(silu(gate x) * up x)``."""
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def head(x: Tensor, weight: Tensor, rows: int = 512) -> tuple[Tensor, Tensor]:
+    """The best draft id and the gap between the two best logits, for ``x [S, H]`` and ``weight [V_d, H]``.
+
+    Logits exist for ``rows`` positions at a time only. Returns int64 ``[S]`` and float32 ``[S]``.
+    """
+    best, gaps = [], []
+    for part in x.split(rows):
+        top = F.linear(part, weight).float().topk(2, dim=-1)
+        best.append(top.indices[:, 0])
+        gaps.append(top.values[:, 0] - top.values[:, 1])
+    return torch.cat(best), torch.cat(gaps)

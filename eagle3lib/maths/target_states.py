@@ -1,0 +1,182 @@
+"""States of a target small enough to run here, boundary by boundary, computed once and kept.
+
+The target runs through transformers. Its residual stream is taken before the first block and after each block,
+never from ``output_hidden_states``, whose last entry is already normed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from eagle3lib.errors import InputError
+from eagle3lib.maths.kernels import rms_norm
+from eagle3lib.reading.checkpoint import Checkpoint
+from eagle3lib.reading.target_config import TargetConfig
+
+
+@dataclass(frozen=True)
+class TargetTensors:
+    """The three tensors of a target that a draft's numbers need; nothing else of it is read."""
+
+    embedding: Tensor  # [V_t, H_t]
+    head: Tensor  # [V_t, H_t]
+    norm: Tensor  # [H_t]
+    eps: float
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    ) -> TargetTensors:
+        """Raises ``InputError`` where one of them is not in the checkpoint."""
+        checkpoint, config = Checkpoint.open(folder), TargetConfig.open(folder)
+
+        def read(*endings: str) -> Tensor:
+            info = checkpoint.find(*endings)
+            if info is None:
+                raise InputError(f"{Path(folder).name}: {endings[0]}", "no such tensor", "a tensor of the target")
+            return checkpoint.tensor(info.name).to(device, dtype)
+
+        embedding = read("embed_tokens.weight")
+        head = embedding if config.tied else read("lm_head.weight")
+        return cls(embedding, head, read("model.norm.weight", "norm.weight"), config.rms_norm_eps)
+
+    def logits(self, last: Tensor, rows: Tensor | None = None) -> Tensor:
+        """``[T, V]`` from the last block's output ``[T, H_t]``, before the final norm; of some rows only."""
+        return rms_norm(last, self.norm, self.eps) @ (self.head if rows is None else self.head[rows]).T
+
+
+def target_states(
+    folder: str | Path,
+    input_ids: Sequence[int] | Tensor,
+    boundaries: Sequence[int] | None = None,
+    cache_dir: str | Path | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The target's residual stream ``[T, K, H_t]`` at ``boundaries``, or at all ``0 .. n`` of them.
+
+    With ``cache_dir`` all boundaries are stored once, by the content of config, weights and tokens, and
+    only the asked ones are read again.
+
+    Raises:
+        InputError: a token id or a boundary is out of range, or transformers cannot load the target.
+    """
+    ids = torch.as_tensor(input_ids, dtype=torch.long)
+    config = TargetConfig.open(folder)
+    wanted = list(range(config.layers + 1)) if boundaries is None else list(boundaries)
+    if not wanted or not all(0 <= k <= config.layers for k in wanted):
+        raise InputError("boundaries", wanted, f"some of 0 to {config.layers}")
+    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
+        raise InputError("input_ids", f"{len(ids)} ids", f"ids of a vocabulary of {config.vocab_size}")
+    if cache_dir is None:
+        states = _run(_model(str(folder), dtype), ids)
+        return torch.stack([states[k] for k in wanted], dim=1)
+    path = Path(cache_dir) / f"{_key(Path(folder), ids, dtype)}.safetensors"
+    if not path.is_file():
+        states = _run(_model(str(folder), dtype), ids)
+        _write(path, {str(k): state for k, state in enumerate(states)})
+    with safe_open(path, framework="pt") as file:
+        return torch.stack([file.get_tensor(str(k)) for k in wanted], dim=1)
+
+
+@torch.inference_mode()
+def greedy(
+    folder: str | Path,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    stop: bool = True,
+    dtype: torch.dtype = torch.float32,
+    batch: int = 8,
+) -> list[list[int]]:
+    """Greedy continuations of token ids, without the prompts.
+
+    With ``stop`` each ends with the first end-of-sequence token, if it says one; without, all run to
+    ``max_new_tokens``, as requests with ``ignore_eos`` do.
+    """
+    model = _model(str(folder), dtype)
+    ends = model.generation_config.eos_token_id
+    ends = set() if ends is None or not stop else {ends} if isinstance(ends, int) else set(ends)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # alike lengths share a batch
+    said: list[list[int]] = [[] for _ in prompts]
+    for start in range(0, len(order), batch):
+        group = order[start : start + batch]
+        width = max(len(prompts[i]) for i in group)
+        ids = torch.tensor([[0] * (width - len(prompts[i])) + list(prompts[i]) for i in group])
+        mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in group])
+        out = model.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens,
+            eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),
+        )  # fmt: skip
+        for i, row in zip(group, out[:, width:].tolist(), strict=True):
+            end = next((n + 1 for n, token in enumerate(row) if token in ends), len(row))
+            said[i] = row[:end]
+    return said
+
+
+@lru_cache(maxsize=1)
+def _model(folder: str, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(Path(folder).name, reason, "a target that transformers can load") from error
+
+
+@torch.inference_mode()
+def _run(model: Any, ids: Tensor) -> list[Tensor]:
+    """Boundaries ``0 .. n``, each ``[T, H_t]``, seen by hooks on the blocks."""
+    blocks: nn.ModuleList = model.get_decoder().layers
+    seen: list[Tensor] = []
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args[0] if args else kwargs["hidden_states"])[0].clone())
+
+    def after(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        seen.append((out[0] if isinstance(out, tuple) else out)[0].clone())
+
+    hooks = [blocks[0].register_forward_pre_hook(before, with_kwargs=True)]
+    hooks += [block.register_forward_hook(after) for block in blocks]
+    try:
+        model.get_decoder()(input_ids=ids[None], use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _key(folder: Path, ids: Tensor, dtype: torch.dtype) -> str:
+    """What the states depend on: config, weights (by headers, sizes and times), tokens and precision."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    checkpoint = Checkpoint.open(folder)
+    for info in sorted(checkpoint.tensors.values(), key=lambda info: info.name):
+        digest.update(f"{info.name} {info.shape} {info.dtype}".encode())
+    for file in sorted({info.file for info in checkpoint.tensors.values()}):
+        digest.update(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
+    digest.update(f"{dtype} {ids.tolist()}".encode())
+    return digest.hexdigest()[:32]
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Under another name first: a reader sees a whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    try:
+        save_file(tensors, name)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,84 @@
+"""One position of one conversation, followed through the draft stage by stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3lib.errors import InputError
+from eagle3lib.maths.draft import Draft, combine, depth_states, head_weight, target_ids
+from eagle3lib.maths.kernels import rms_norm
+from eagle3lib.maths.wiring import Wiring
+
+#: What happens at each stage, by the name that the forward pass gives it.
+WORDS = {
+    "captured states": "The target's states after this token, one slot beside the other.",
+    "fc": "One matrix makes one hidden state of all slots. Only at depth 1; later depths feed back their own.",
+    "embedding": "The embedding of the next token: the token that the draft already knows.",
+    "input_layernorm": "The embedding, normed.",
+    "hidden_norm": "The hidden state, normed on its own, since it is far larger than an embedding.",
+    "concatenation": "Side by side, embedding first: from here on twice as wide as the draft (2H).",
+    "q": "Queries. The matrix reads 2H and gives heads x head width, as in any layer.",
+    "k": "Keys, from 2H as well.",
+    "v": "Values, from 2H as well.",
+    "attention": "What the heads saw: all earlier rows at depth 1, and this chain's own later depths.",
+    "residual": "The output projection gives H again, so it adds to the hidden state alone: 2H in, H out.",
+    "mlp": "The gated MLP, added. This is what the next depth is fed.",
+    "norm": "The final norm.",
+    "logits": "One number for each word of the draft vocabulary.",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage at one position: ``shape`` of its row, root mean square, first values, and what happens."""
+
+    depth: int
+    name: str
+    shape: tuple[int, ...]
+    rms: float
+    first: tuple[float, ...]
+    words: str
+
+
+def trace(
+    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, position: int, depths: int = 2, values: int = 4
+) -> list[Stage]:
+    """Every stage of the chain that starts at row ``position``, in the order of execution.
+
+    The last stage of each depth is ``proposed``: its first value is the target id.
+    """
+    tokens = torch.as_tensor(tokens, device=draft.norm.device)
+    if not 0 <= position < len(tokens) - 1:
+        raise InputError("position", position, f"0 to {len(tokens) - 2}: the next token must be known")
+    tokens, states = tokens[: position + depths + 1], states[: position + depths + 1]
+    stages: list[Stage] = []
+    depth = 1
+
+    def note(name: str, value: Tensor) -> None:
+        row = value[position] if len(value) > position else value[0]  # all rows, or those from ``position`` on
+        stages.append(_stage(depth, name, row, values))
+
+    hidden = combine(draft, wiring, states, note)
+    weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
+    for state in depth_states(draft, wiring, hidden, tokens, depths, position, note=note):
+        last = rms_norm(state[0], draft.norm, draft.eps) if wiring.norm_before_head else state[0]
+        if wiring.norm_before_head:
+            stages.append(_stage(depth, "norm", last, values))
+        logits = F.linear(last, weight)
+        stages.append(_stage(depth, "logits", logits, values))
+        best = int(logits.argmax())
+        token = best if ids is None else int(ids[best])
+        words = f"The best word, draft id {best}, is the target's {token}."
+        stages.append(Stage(depth, "proposed", (1,), float(token), (float(token),), words))
+        depth += 1
+    return stages
+
+
+def _stage(depth: int, name: str, row: Tensor, values: int) -> Stage:
+    row = row.flatten().float()
+    first = tuple(round(value, 4) for value in row[:values].tolist())
+    return Stage(depth, name, (len(row),), float(row.pow(2).mean().sqrt()), first, WORDS[name])

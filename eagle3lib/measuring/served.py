@@ -1,0 +1,77 @@
+"""Served requests predicted: the same tokens, the wiring that the engine's rules give, step for step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle3lib.errors import InputError
+from eagle3lib.maths.draft import Draft
+from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.acceptance import Acceptance, Histogram, steps_of
+from eagle3lib.measuring.forecast import BEYOND, Agreement, agreement, continued, forecast, material, predicted
+from eagle3lib.reading.engine_reports import EngineReport, RequestReport
+from eagle3lib.reading.samples import Sample, read_samples
+
+
+@dataclass(frozen=True)
+class ServedForecast:
+    """One engine report beside its prediction.
+
+    ``predicted_histograms`` and ``served_histograms``: the requests whose last step could be predicted too.
+    """
+
+    source: str
+    acceptance: Acceptance
+    agreement: Agreement
+    predicted_histograms: tuple[Histogram, ...]
+    served_histograms: tuple[Histogram, ...]
+
+
+def forecast_served(
+    reports: Sequence[EngineReport], path: str | Path, draft: Draft, wiring: Wiring, target: str | Path,
+    tensors: TargetTensors, cache: str | Path, num_steps: int,
+) -> list[ServedForecast]:  # fmt: skip
+    """A prediction for every report whose requests carry their token ids and a histogram.
+
+    ``path`` is where the reports were read from. Other reports are left out: nothing says what was served.
+    """
+    found = []
+    for report in reports:
+        file = Path(path) / report.source if Path(path).is_dir() else Path(path)
+        pairs = _requests(report, file)
+        if not pairs:
+            continue
+        samples = continued([sample for _, sample in pairs], target)
+        materials = (material(sample, target, tensors, cache, wiring.boundaries) for sample in samples)
+        requests = forecast(draft, wiring, materials, num_steps, BEYOND)
+        walks = [request.walks[num_steps - 1] for request in requests]
+        histograms = [request.histogram or () for request, _ in pairs]
+        steps = [request.steps for request, _ in pairs]
+        ordered = None not in steps
+        whole = [i for i, walk in enumerate(walks) if walk.complete]
+        found.append(
+            ServedForecast(
+                report.source,
+                predicted(requests, num_steps, f"predicted for {report.source}"),
+                agreement(walks, steps if ordered else histograms, ordered),
+                tuple(walks[i].histogram(num_steps) for i in whole),
+                tuple(histograms[i] for i in whole),
+            )
+        )
+    return found
+
+
+def _requests(report: EngineReport, file: Path) -> list[tuple[RequestReport, Sample]]:
+    """Each request with its tokens; empty where the file does not hold them, or holds other ones."""
+    if file.suffix != ".jsonl" or report.form != "histogram":
+        return []
+    try:
+        samples = list(read_samples(file))
+    except InputError:  # no line has token ids: ordinary meta_info
+        return []
+    if len(samples) != len(report.requests):
+        return []
+    return [pair for pair in zip(report.requests, samples, strict=True) if steps_of(pair[0].histogram or ())]

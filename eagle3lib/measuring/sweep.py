@@ -1,0 +1,124 @@
+"""Which speculative settings pay, at which load, against no speculation?"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats
+
+from eagle3lib.reading.points import OFF, Point, Setting, Status
+
+#: With a single measurement each there is no interval: a speed-up must then exceed what runs differ by
+#: anyway.
+UNREPEATED_MARGIN = 1.05
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All repeats of one setting at one load.
+
+    Intervals are 95 %, Student's t over repeats; ``speedup`` is the ratio of means to no speculation at the
+    same load, its interval from ratios of the repeats measured as pairs where both have them.
+    """
+
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+    concurrency: int
+    tokens_per_second: float | None
+    tokens_per_second_ci: tuple[float, float] | None
+    accept_length: float | None
+    speedup: float | None
+    speedup_ci: tuple[float, float] | None
+    repeats: int
+    status: Status
+    reason: str
+
+    @property
+    def setting(self) -> Setting:
+        return self.num_steps, self.topk, self.num_draft_tokens
+
+    @property
+    def pays(self) -> bool:
+        """A speed-up is shown: the whole interval lies above 1, or without one the margin is exceeded."""
+        if self.setting == OFF or self.speedup is None:
+            return False
+        return self.speedup_ci[0] > 1 if self.speedup_ci else self.speedup > UNREPEATED_MARGIN
+
+    @property
+    def loses(self) -> bool:
+        """A slow-down is shown, in the same way."""
+        if self.setting == OFF or self.speedup is None:
+            return False
+        return self.speedup_ci[1] < 1 if self.speedup_ci else self.speedup < 1 / UNREPEATED_MARGIN
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(points: Sequence[Point]) -> list[Summary]:
+    """One summary per setting and load, in the order in which they first appear."""
+    groups: dict[tuple[Setting, int], list[Point]] = defaultdict(list)
+    for point in points:
+        groups[point.setting, point.concurrency].append(point)
+    return [_summary(group, groups.get((OFF, concurrency), [])) for (_, concurrency), group in groups.items()]
+
+
+def recommend(summaries: Sequence[Summary]) -> dict[str, dict[str, int] | Literal["off"]]:
+    """By load, the fastest setting that is shown to be faster than no speculation; else ``"off"``."""
+    recommendation: dict[str, dict[str, int] | Literal["off"]] = {}
+    for concurrency in sorted({summary.concurrency for summary in summaries}):
+        paying = [summary for summary in summaries if summary.concurrency == concurrency and summary.pays]
+        best = max(paying, key=lambda summary: summary.tokens_per_second or 0.0, default=None)
+        names = ("num_steps", "topk", "num_draft_tokens")
+        recommendation[str(concurrency)] = (
+            "off" if best is None else dict(zip(names, best.setting, strict=True))
+        )
+    return recommendation
+
+
+def _summary(group: Sequence[Point], baseline: Sequence[Point]) -> Summary:
+    measured = {point.repeat: point.tokens_per_second for point in group if point.tokens_per_second}
+    off = {point.repeat: point.tokens_per_second for point in baseline if point.tokens_per_second}
+    lengths = [point.accept_length for point in group if point.accept_length is not None]
+    bad = next((point for point in group if point.status != "ok"), group[0])
+    speeds = list(measured.values())
+    speedup = float(np.mean(speeds) / np.mean(list(off.values()))) if speeds and off else None
+    return Summary(
+        *group[0].setting,
+        concurrency=group[0].concurrency,
+        tokens_per_second=float(np.mean(speeds)) if speeds else None,
+        tokens_per_second_ci=_interval(speeds),
+        accept_length=float(np.mean(lengths)) if lengths else None,
+        speedup=speedup,
+        speedup_ci=None if group[0].setting == OFF else _ratio_interval(measured, off),
+        repeats=len(speeds),
+        status="ok" if speeds else bad.status,
+        reason=bad.reason,
+    )
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float] | None:
+    if len(values) < 2:
+        return None
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
+
+
+def _ratio_interval(measured: dict[int, float], off: dict[int, float]) -> tuple[float, float] | None:
+    """The interval of the ratio, on logarithms: paired where the repeats are the same, else Welch's."""
+    if len(measured) < 2 or len(off) < 2:
+        return None
+    if measured.keys() == off.keys():
+        interval = _interval([math.log(measured[repeat] / off[repeat]) for repeat in measured])
+        assert interval is not None
+        low, high = interval
+    else:
+        result = stats.ttest_ind(np.log(list(measured.values())), np.log(list(off.values())), equal_var=False)
+        low, high = result.confidence_interval(0.95)
+    return math.exp(low), math.exp(high)

@@ -1,0 +1,159 @@
+"""Cheap passes over a few rows of a few samples, that tell good wirings from bad ones.
+
+Wirings are scored by the likelihood that the draft gives to the true next tokens, which tells them apart on far
+fewer rows than right and wrong do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from eagle3lib.maths.draft import Draft, combine, depth_states, head_weight, target_ids
+from eagle3lib.maths.kernels import rms_norm
+from eagle3lib.maths.wiring import Wiring
+from eagle3lib.reading.samples import Sample
+
+Progress = Callable[[float, str], None]
+
+#: A stream that costs this much likelihood a token (in nats) is worse than none.
+IDLE = 0.05
+#: Samples in cheap passes; of each, the rows before the first start and the starts.
+PARTS, CONTEXT, STARTS = 4, 48, 64
+
+
+@dataclass(frozen=True)
+class Material:
+    """A sample with the states that are at hand, ``[T, H_t]`` by boundary: all of them, or the captured ones."""
+
+    sample: Sample
+    states: Mapping[int, Tensor]
+
+    @classmethod
+    def of(cls, sample: Sample, states: Tensor, boundaries: Sequence[int], embedding: Tensor | None) -> Material:
+        """From ``states [T, K, H_t]`` at ``boundaries``; ``embedding [V_t, H_t]`` gives boundary 0 if it lacks.
+
+        (Boundary 0 is the embedding's row; a target that scales it, such as Gemma, must give states itself.)
+        """
+        by_boundary = dict(zip(boundaries, states.unbind(1), strict=True))
+        if embedding is not None:
+            by_boundary.setdefault(0, embedding[sample.input_ids].to(states.dtype))
+        return cls(sample, by_boundary)
+
+    def stack(self, boundaries: Sequence[int]) -> Tensor:
+        """``[T, K, H_t]`` in that order."""
+        return torch.stack([self.states[k] for k in boundaries], dim=1)
+
+    def part(self) -> Material:
+        """The rows around the first starts of the reply, for cheap passes."""
+        start = max(0, self.sample.prompt_tokens - CONTEXT)
+        stop = self.sample.prompt_tokens + STARTS + 2
+        rows = slice(start, stop)
+        cut = replace(
+            self.sample, input_ids=self.sample.input_ids[rows], loss_mask=self.sample.loss_mask[rows],
+            prompt_tokens=self.sample.prompt_tokens - start, states=None, boundaries=None, last_hidden_state=None,
+        )  # fmt: skip
+        return Material(cut, {k: state[rows] for k, state in self.states.items()})
+
+
+class Screen:
+    """Cheap passes and what they gave: the mean log-likelihood of the true tokens at depths 1 and 2."""
+
+    def __init__(self, draft: Draft, parts: Sequence[Material], progress: Progress) -> None:
+        self.draft, self.parts, self.progress = draft, parts, progress
+        self.scores: dict[Wiring, float] = {}
+        self.projected: dict[tuple[int, int, int, bool], Tensor] = {}
+        self.passes = 0
+
+    def best(self, count: int) -> list[Wiring]:
+        return sorted(self.scores, key=lambda wiring: -self.scores[wiring])[:count]
+
+    def try_all(self, wirings: Sequence[Wiring], share: float, words: str) -> None:
+        self.progress(share, words)
+        for wiring in wirings:
+            if wiring not in self.scores:
+                self.scores[wiring] = self.score(wiring, range(len(self.parts)))
+
+    def ascend(self, wiring: Wiring, available: Sequence[int], share: float) -> Wiring:
+        """Change one slot at a time while it helps, so that a change of all slots is found."""
+        self.progress(share, f"other layers for each slot of {list(wiring.boundaries)}")
+        for _ in range(2):
+            before = wiring
+            for slot in range(self.draft.slots):
+                others = [k for k in available if k not in wiring.boundaries]
+                tried = [wiring.but(boundaries=_with(wiring.boundaries, slot, k)) for k in others]
+                heats = {other: self.score(other, [0], depths=1) for other in tried}
+                final = sorted(tried, key=lambda other: -heats[other])[:3]
+                self.try_all(final, share, f"slot {slot} of {list(wiring.boundaries)}")
+                wiring = max([wiring, *final], key=lambda other: self.scores[other])
+            if wiring == before:
+                break
+        return wiring
+
+    def idle_slots(self, wiring: Wiring) -> tuple[int, ...]:
+        everything = range(len(self.parts))
+        whole = self.score(wiring, everything)
+        without = [self.score(wiring, everything, without=slot) for slot in range(self.draft.slots)]
+        return tuple(slot for slot, score in enumerate(without) if score > whole + IDLE)
+
+    def score(
+        self, wiring: Wiring, parts: Iterable[int], depths: int = 2, without: int | None = None
+    ) -> float:
+        """Mean over rows and depths; ``without`` leaves out the stream of one slot."""
+        self.passes += 1
+        total, rows = 0.0, 0
+        for part in parts:
+            tokens, first = self.parts[part].sample.input_ids, self.parts[part].sample.prompt_tokens - 1
+            hidden = self._combined(wiring, part, without)
+            for depth, state in enumerate(depth_states(self.draft, wiring, hidden, tokens, depths, first), 1):
+                truth = tokens[first + 1 + depth :][: len(state)]
+                total += self._likelihood(wiring, state[: len(truth)], truth)
+                rows += len(truth)
+        return total / rows if rows else float("-inf")
+
+    def _likelihood(self, wiring: Wiring, state: Tensor, truth: Tensor) -> float:
+        """Sum of log-likelihoods among the true words and about a thousand others.
+
+        None counts for less than a blind guess, as does a word that the draft does not have: a draft that is
+        sure and wrong proposes nothing worse than one that is unsure.
+        """
+        if wiring.norm_before_head:
+            state = rms_norm(state, self.draft.norm, self.draft.eps)
+        weight, ids = head_weight(self.draft, wiring), target_ids(self.draft, wiring)
+        every = torch.arange(len(weight), device=weight.device)
+        row, column = (truth.to(weight.device)[:, None] == (every if ids is None else ids)).nonzero(as_tuple=True)
+        words = torch.cat([column, every[:: len(weight) // 1024 + 1]]).unique()
+        logits = torch.nn.functional.linear(state, weight[words]).float()
+        said = torch.log_softmax(logits, -1)[row, torch.searchsorted(words, column)]
+        blind = -math.log(len(words))
+        return float(said.clamp(min=blind).sum()) + (len(truth) - len(row)) * blind
+
+    def _combined(self, wiring: Wiring, part: int, without: int | None) -> Tensor:
+        """What ``combine`` gives, from the projection of each slot alone: ``fc`` is linear in its slots."""
+        states = self.parts[part].states
+        if wiring.norm_before_fc:  # one norm over all slots
+            stack = self.parts[part].stack(wiring.boundaries)
+            if without is not None:
+                stack[:, without] = 0
+            return combine(self.draft, wiring, stack)
+        width = self.draft.fc.weight.shape[1] // self.draft.slots
+        hidden = torch.zeros(1) if self.draft.fc.bias is None else self.draft.fc.bias
+        for slot, boundary in enumerate(wiring.boundaries):
+            key = (part, slot, boundary, wiring.fc_norm)
+            if key not in self.projected:
+                state = states[boundary].to(self.draft.norm.device, self.draft.norm.dtype)
+                if wiring.fc_norm:
+                    state = rms_norm(state, self.draft.slot_norms[slot], self.draft.eps)
+                columns = self.draft.fc.weight[:, slot * width : (slot + 1) * width]
+                self.projected[key] = torch.nn.functional.linear(state, columns)
+            if slot != without:
+                hidden = hidden + self.projected[key]
+        return hidden
+
+
+def _with(boundaries: tuple[int, ...], slot: int, boundary: int) -> tuple[int, ...]:
+    return (*boundaries[:slot], boundary, *boundaries[slot + 1 :])

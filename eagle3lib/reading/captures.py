@@ -1,0 +1,180 @@
+"""What a running engine fed to the draft, as files: one a request and rank."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eagle3lib.errors import InputError
+from eagle3lib.reading.files import inside
+from eagle3lib.reading.tensor_files import read_tensors
+
+AUX = "aux_hidden_states"
+SUFFIXES = (".safetensors", ".pt", ".npy")
+OWN = ("input_ids", "positions", AUX)
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """The rows that entered the draft for one request on one rank.
+
+    Row t belongs to the token ``input_ids[t]`` at ``positions[t]``. What a capture holds may be wrong: see
+    ``eagle3lib.findings.capture_rules``.
+    """
+
+    source: str  #: file or folder name
+    request: str
+    input_ids: Tensor | None  #: [T] int64; only a folder of plain tensors may lack it
+    positions: Tensor  #: [T] int64
+    stages: Mapping[str, Tensor] = field(
+        repr=False
+    )  #: everything captured by name, ``aux_hidden_states`` among it
+    role: str = "draft"
+    rank: int = 0
+    module: str = "model.fc"
+
+    @property
+    def aux_hidden_states(self) -> Tensor:
+        """What entered ``fc``, in its order, [T, K * H]."""
+        if AUX not in self.stages:
+            raise InputError(self.source, f"stages {sorted(self.stages)}", f"a stage {AUX}")
+        return self.stages[AUX]
+
+    def streams(self, hidden: int) -> Tensor:
+        """The K states side by side, [T, K, H].
+
+        Raises:
+            InputError: the captured width is no multiple of the target's hidden size.
+        """
+        width = self.aux_hidden_states.shape[-1]
+        if width % hidden:
+            cure = "check that the capture was made with this target."
+            raise InputError(
+                f"{self.source} {AUX}", f"width {width}", f"a multiple of the target's {hidden}", cure
+            )
+        return self.aux_hidden_states.unflatten(-1, (-1, hidden))
+
+
+def write_capture(capture: Capture, path: str | Path) -> Path:
+    """Write ``capture`` as one safetensors file, in one move; the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.contiguous() for name, value in capture.stages.items()} | {
+        "positions": capture.positions
+    }
+    if capture.input_ids is not None:
+        tensors["input_ids"] = capture.input_ids
+    metadata = {
+        "role": capture.role,
+        "rank": str(capture.rank),
+        "module": capture.module,
+        "request": capture.request,
+    }
+    partial = path.with_suffix(".partial")
+    save_file(tensors, partial, metadata)
+    os.replace(partial, path)
+    return path
+
+
+def read_capture(folder: str | Path) -> list[Capture]:
+    """Every capture in ``folder``, by request and rank.
+
+    Args:
+        folder: safetensors files, one a request and rank, or plain tensors of one request named by stage
+            (``aux_hidden_states.pt``, ``input_ids.npy``, ...).
+
+    Raises:
+        InputError: no capture there, a file that does not open, or a file without the tensors of the format.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError("capture", f"no folder {folder.name}", "a folder with a capture")
+    files = sorted(inside(folder, path.name) for path in folder.iterdir() if path.suffix in SUFFIXES)
+    if not files:
+        cure = "if a server was asked, it never ran the draft's fc: is the algorithm EAGLE3, with a draft?"
+        raise InputError(f"capture {folder.name}", "no tensor file", "safetensors or plain tensors", cure)
+    opened = {path: read_tensors(path) for path in files if path.suffix == ".safetensors"}
+    if any(AUX in tensors and len(tensors) > 1 for tensors, _ in opened.values()):
+        captures = [_from_file(path.name, path.stem, *content) for path, content in opened.items()]
+    else:
+        tensors = {path.stem: _plain(path, opened.get(path)) for path in files}
+        captures = [_from_plain(folder.name, tensors)]
+    return sorted(captures, key=lambda capture: (capture.request, capture.rank))
+
+
+def _from_file(source: str, stem: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Capture:
+    missing = [name for name in OWN if name not in tensors]
+    if missing:
+        raise InputError(f"capture {source}", f"no {', '.join(missing)}", f"the tensors {', '.join(OWN)}")
+    rank = metadata.get("rank", "0")
+    if not rank.isdecimal():
+        raise InputError(f"capture {source} metadata rank", rank, "a whole number")
+    return Capture(
+        source=source,
+        request=metadata.get("request", stem),
+        input_ids=tensors["input_ids"].flatten().long(),
+        positions=tensors["positions"].flatten().long(),
+        stages=_stages(source, tensors),
+        role=metadata.get("role", "draft"),
+        rank=int(rank),
+        module=metadata.get("module", "model.fc"),
+    )
+
+
+def _from_plain(source: str, tensors: Mapping[str, Tensor]) -> Capture:
+    stages = _stages(source, tensors)
+    ids = tensors.get("input_ids")
+    positions = tensors.get("positions", torch.arange(len(next(iter(stages.values())))))
+    ids = None if ids is None else ids.flatten().long()
+    return Capture(source, source, ids, positions.flatten().long(), stages)
+
+
+def _plain(path: Path, opened: tuple[dict[str, Any], Any] | None) -> Tensor:
+    if opened is not None:
+        tensors, _ = opened
+        value: object = next(iter(tensors.values())) if len(tensors) == 1 else tensors
+    elif path.suffix == ".npy":
+        value = _read_numpy(path)
+    else:
+        try:
+            value = torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, EOFError, OSError) as error:
+            raise InputError(f"capture {path.name}", str(error).split("\n")[0], "one plain tensor") from None
+    if not isinstance(value, Tensor):
+        raise InputError(f"capture {path.name}", type(value).__name__, "one plain tensor, named by its stage")
+    return value
+
+
+def _read_numpy(path: Path) -> Tensor:
+    import numpy
+
+    try:
+        return torch.from_numpy(numpy.load(path, allow_pickle=False))
+    except (ValueError, TypeError, OSError, EOFError) as error:
+        raise InputError(f"capture {path.name}", str(error), "one plain array of numbers") from error
+
+
+def _stages(source: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Everything but ids and positions, without batch axes of one; [T, K, H] becomes [T, K * H]."""
+    stages = {}
+    for name, value in tensors.items():
+        if name in ("input_ids", "positions"):
+            continue
+        if value.dim() == 3 and len(value) == 1:
+            value = value[0]
+        if name == AUX and value.dim() == 3:
+            value = value.flatten(1)
+        if name == AUX and value.dim() != 2:
+            raise InputError(f"capture {source} {name}", f"shape {list(value.shape)}", "[T, K * H]")
+        stages[name] = value
+    if not stages:
+        raise InputError(f"capture {source}", f"only {sorted(tensors)}", f"at least {AUX}")
+    return stages

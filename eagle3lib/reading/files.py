@@ -1,0 +1,92 @@
+"""Paths that stay inside a folder, and JSON that is what it claims to be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from eagle3lib.errors import InputError, UnsafeFile
+
+#: Far above any real config (10 KB) and above the index of a 1 T parameter model (10 MB).
+MAX_JSON_BYTES = 64 << 20
+MAX_DEPTH = 64
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The real path of ``name`` in ``folder``, or :class:`UnsafeFile` when it leads out of it.
+
+    Links are followed. The one place outside the folder that is allowed is the ``blobs`` folder of the
+    same cached repository, where every file of a Hugging Face hub snapshot really lies.
+    """
+    root = folder.resolve()
+    real = (root / name).resolve()
+    if real.is_relative_to(root):
+        return real
+    for parent in root.parents:
+        if parent.name == "snapshots" and real.is_relative_to((parent.parent / "blobs").resolve()):
+            return real
+    raise UnsafeFile(
+        folder / name,
+        f"a path that leads to {real}",
+        "a file inside the folder",
+        "copy the file into the folder",
+    )
+
+
+def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
+    """The UTF-8 text of a file of at most ``limit`` bytes."""
+    try:
+        size = path.stat().st_size
+        if not path.is_file() or size > limit:
+            raise InputError(path, f"{size:,} bytes", f"a regular file of at most {limit:,} bytes")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(path, f"bytes that are not UTF-8 ({error.reason})", "UTF-8 text") from None
+    except OSError as error:
+        raise InputError(
+            path, error.strerror or str(error), "a readable file", "check the path and its permissions"
+        ) from None
+
+
+def parse_object(text: str, where: object, duplicates: list[str] | None = None) -> dict[str, Any]:
+    """One JSON object; NaN, infinities and nesting deeper than 64 are refused.
+
+    Keys given twice are refused too, unless a list ``duplicates`` collects those whose values differ: then
+    the last one stands, as in Python's ``json`` and so in transformers and SGLang.
+    """
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) < len(items):
+            names = [key for key, _ in items]
+            if duplicates is None:
+                twice = next(key for key in names if names.count(key) > 1)
+                raise InputError(where, f"the key {twice!r} twice", "every key once")
+            duplicates.extend(dict.fromkeys(key for key, value in items if value != found[key]))
+        return found
+
+    def constant(name: str) -> Any:
+        raise InputError(where, name, "finite numbers (strict JSON)")
+
+    try:
+        data = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+    except RecursionError:
+        raise InputError(where, "JSON nested too deeply", f"at most {MAX_DEPTH} levels") from None
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(where, f"text that is not JSON ({error})", "one JSON object") from None
+    if not isinstance(data, dict):
+        raise InputError(where, f"a JSON {type(data).__name__}", "one JSON object")
+    _check_depth(data, where)
+    return data
+
+
+def _check_depth(data: Any, where: object) -> None:
+    level, depth = [data], 0
+    while level:
+        if (depth := depth + 1) > MAX_DEPTH:
+            raise InputError(where, "JSON nested too deeply", f"at most {MAX_DEPTH} levels")
+        inner = [v for v in level if isinstance(v, (dict, list))]
+        level = [child for v in inner for child in (v.values() if isinstance(v, dict) else v)]

@@ -1,0 +1,290 @@
+"""A server's command line as people paste it, or its /server_info, as one frozen object."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from eagle3lib.errors import InputError
+from eagle3lib.reading.files import parse_object
+
+#: Other spellings that SGLang's own parser takes (srt/arg_groups/fields/*.py ``aliases``).
+_ALIASES = {
+    "speculative_draft_model": "speculative_draft_model_path",
+    "model": "model_path",
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "dp": "dp_size",
+    "data_parallel_size": "dp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
+}
+#: Every speculative field of 0.5.9 and 0.5.23 (srt/server_args.py; srt/arg_groups/fields/spec.py), without
+#: those of n-gram, DFlash and DSpark drafting.
+SPECULATIVE = (
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+    "speculative_draft_load_format",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "speculative_accept_threshold_single",
+    "speculative_accept_threshold_acc",
+    "speculative_use_rejection_sampling",
+    "speculative_use_block_verification",
+    "speculative_token_map",
+    "speculative_attention_mode",
+    "speculative_draft_attention_backend",
+    "speculative_dsa_topk_backend",
+    "speculative_draft_kv_cache_dtype",
+    "speculative_draft_window_size",
+    "speculative_draft_sink_size",
+    "speculative_moe_runner_backend",
+    "speculative_moe_a2a_backend",
+    "speculative_enable_w4a4_mxfp4_megamoe",
+    "speculative_draft_model_quantization",
+    "speculative_adaptive",
+    "speculative_adaptive_config",
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.S)
+_NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?$|-?\.\d+$")
+_OPERATOR = re.compile(r"[|;&]+|\d?>{1,2}&?[\w./-]*|<[\w./-]*")
+#: Continued lines and whole-line comments, outside of quotes.
+_CONTINUED = re.compile(
+    r"""(?P<kept>'[^']*'|"(?:\\.|[^"\\])*")|\\\r?\n|^[ \t]*\#[^\n]*|(?P<other>\\.)""", re.M | re.S
+)
+MAX_TEXT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of the line in its place: an environment setting, a flag with its values, or a word."""
+
+    name: str  # "" for a word
+    values: tuple[str, ...]
+    spelled: str = ""  # a flag as written, with its dashes; "" for an environment setting
+    joined: bool = False  # written with "="
+
+
+@dataclass(frozen=True)
+class Launch:
+    """``env`` and ``flags`` by name (dashes as underscores); a switch without a value is True.
+
+    ``source`` is ``"line"``, ``"server_info"`` (values after the server's own changes) or ``"none"``;
+    ``program`` is ``sglang``, ``vllm`` or "". ``unknown`` holds tokens that belong to no flag.
+    """
+
+    env: Mapping[str, str]
+    flags: Mapping[str, Any]
+    source: str
+    program: str
+    unknown: tuple[str, ...]
+    notes: tuple[str, ...]
+    parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Launch:
+        """Read a pasted line, bare flags, or the JSON text of ``/server_info``; "" gives an empty Launch."""
+        if len(text) > MAX_TEXT:
+            raise InputError("launch", f"{len(text):,} characters", f"at most {MAX_TEXT:,}")
+        if not text.strip():
+            return cls(MappingProxyType({}), MappingProxyType({}), "none", "", (), ())
+        if text.lstrip().startswith("{"):
+            return _server_info(parse_object(text, "launch (/server_info)"))
+        return _line(text)
+
+    def __bool__(self) -> bool:
+        return self.source != "none"
+
+    def text(self, name: str) -> str | None:
+        """A flag's value as text; None when it is not given."""
+        value = self.flags.get(name)
+        return None if value is None or value is True else str(value)
+
+    def integer(self, name: str) -> int | None:
+        """A flag's integer value; :class:`InputError` when it is none."""
+        return self._typed(name, int, "an integer")
+
+    def number(self, name: str) -> float | None:
+        """A flag's value as a finite number."""
+        value = self._typed(name, float, "a number")
+        if value is not None and not abs(value) < float("inf"):
+            raise InputError(f"launch: --{name.replace('_', '-')}", value, "a finite number")
+        return value
+
+    def switch(self, name: str) -> bool:
+        """True when a switch is given (and not given as false)."""
+        value = self.flags.get(name)
+        return value is not None and str(value).lower() not in ("false", "0", "none", "")
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A flag's JSON object; empty when it is not given."""
+        if isinstance(self.flags.get(name), dict):
+            return self.flags[name]
+        text = self.text(name)
+        return parse_object(text, f"launch: --{name.replace('_', '-')}") if text else {}
+
+    def set_in_env(self, name: str) -> bool:
+        """True when an environment switch is on."""
+        return self.env.get(name, "").lower() in ("1", "true", "yes", "on")
+
+    def render(self, changes: Mapping[str, Any]) -> str:
+        """The line with some flags changed: ``{"--flag": value}``; None removes one, True is a switch.
+
+        Everything else stands as it was, quoted anew where it must be.
+        """
+        wanted = {_name(flag): (flag, value) for flag, value in changes.items()}
+        there = {part.name for part in self.parts if part.spelled}
+        added = [
+            Part(name, _values(value), flag)
+            for name, (flag, value) in wanted.items()
+            if name not in there and value is not None and value is not False
+        ]
+        out: list[Part] = []
+        for part in self.parts:
+            if not part.name and any(p.spelled for p in out) and _OPERATOR.fullmatch(part.values[0]):
+                out, added = out + added, []  # new flags stand before what the shell ends the command with
+            if part.name not in wanted:
+                out.append(part)
+            elif wanted[part.name][1] not in (None, False):
+                out.append(Part(part.name, _values(wanted[part.name][1]), part.spelled, part.joined))
+        return " ".join(text for part in out + added for text in _write(part))
+
+    def _typed(self, name: str, kind: type, words: str) -> Any:
+        value = self.flags.get(name)
+        if value is None:
+            return None
+        try:
+            if isinstance(value, (bool, list)):
+                raise ValueError
+            return kind(value)
+        except (ValueError, OverflowError):
+            raise InputError(f"launch: --{name.replace('_', '-')}", repr(value)[:80], words) from None
+
+
+def _name(flag: str) -> str:
+    """The field of a flag; an unambiguous beginning is enough, as argparse takes it."""
+    name = flag.lstrip("-").replace("-", "_")
+    name = _ALIASES.get(name, name)
+    if name in SPECULATIVE or not name.startswith("speculative_"):
+        return name
+    fits = [known for known in SPECULATIVE if known.startswith(name)]
+    return fits[0] if len(fits) == 1 else name
+
+
+def _values(value: Any) -> tuple[str, ...]:
+    if value is True:
+        return ()
+    return (value if isinstance(value, str) else json.dumps(value),)
+
+
+def _write(part: Part) -> list[str]:
+    if not part.spelled:
+        return [f"{part.name}={shlex.quote(part.values[0])}" if part.name else _word(part.values[0])]
+    values = [shlex.quote(v) for v in part.values]
+    return [f"{part.spelled}={values[0]}"] if part.joined and values else [part.spelled, *values]
+
+
+def _word(word: str) -> str:
+    return word if _OPERATOR.fullmatch(word) else shlex.quote(word)
+
+
+def _server_info(data: Mapping[str, Any]) -> Launch:
+    flags = {k: v for k, v in data.items() if v is not None and k not in ("internal_states", "env")}
+    if isinstance(flags.get("server_args"), dict):
+        flags |= {k: v for k, v in flags.pop("server_args").items() if v is not None}
+    return Launch(
+        MappingProxyType({}),
+        MappingProxyType(flags),
+        "server_info",
+        "sglang",
+        (),
+        ("a /server_info shows values after the server's own changes: what was asked cannot be told",),
+    )
+
+
+def _line(text: str) -> Launch:
+    text = _CONTINUED.sub(lambda found: found["kept"] or found["other"] or " ", text)
+    try:
+        tokens = shlex.split(text)
+    except ValueError as error:
+        raise InputError("launch", f"a line the shell cannot split ({error})", "balanced quotes") from None
+    parts = _parts(tokens)
+    env = {p.name: p.values[0] for p in parts if p.name and not p.spelled}
+    flags: dict[str, Any] = {}
+    for part in parts:
+        if part.spelled:
+            flags[part.name] = (
+                True if not part.values else part.values[0] if len(part.values) == 1 else list(part.values)
+            )
+    words = [p.values[0] for p in parts if not p.name]
+    program = next(
+        (
+            name
+            for name in ("vllm", "sglang")
+            if any(re.search(rf"(^|[/.]){name}($|[./])", word) for word in words)
+        ),
+        "",
+    )
+    notes = []
+    if program == "vllm" or "speculative_config" in flags:
+        program = "vllm"
+        notes.append("a vLLM command line: its flags are not SGLang's and are not judged here")
+    if "config" in flags and program != "vllm":
+        notes.append(
+            f"--config {flags['config']}: flags in that file are not seen; paste /server_info instead"
+        )
+    if "serve" in words and "model_path" not in flags:
+        after = words[words.index("serve") + 1 :]
+        if after:
+            flags["model_path"] = after[0]
+    known = {
+        "python",
+        "python3",
+        "-m",
+        "sglang.launch_server",
+        "sglang",
+        "serve",
+        "export",
+        "$",
+        flags.get("model_path"),
+    }
+    unknown = tuple(w for w in words if w not in known and not w.endswith(("/python", "/python3")))
+    return Launch(
+        MappingProxyType(env), MappingProxyType(flags), "line", program, unknown, tuple(notes), tuple(parts)
+    )
+
+
+def _parts(tokens: Sequence[str]) -> list[Part]:
+    parts: list[Part] = []
+    at, ended = 0, False
+    while at < len(tokens):
+        token, at = tokens[at], at + 1
+        flagged = token.startswith("--") and len(token) > 2 and not ended
+        if flagged and "=" in token:
+            spelled, value = token.split("=", 1)
+            parts.append(Part(_name(spelled), (value,), spelled, joined=True))
+        elif flagged:
+            values = []
+            while at < len(tokens) and _is_value(tokens[at]):
+                values.append(tokens[at])
+                at += 1
+            parts.append(Part(_name(token), tuple(values), token))
+        elif not ended and _ASSIGNMENT.fullmatch(token) and not any(p.spelled for p in parts):
+            name, value = token.split("=", 1)
+            parts.append(Part(name, (value,)))
+        else:
+            # after the command's own flags, a shell operator ends the command
+            ended = ended or bool(_OPERATOR.fullmatch(token)) and any(p.spelled for p in parts)
+            parts.append(Part("", (token,)))
+    return parts
+
+
+def _is_value(token: str) -> bool:
+    return not _OPERATOR.fullmatch(token) and (not token.startswith("-") or bool(_NUMBER.match(token)))

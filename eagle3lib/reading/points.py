@@ -1,0 +1,183 @@
+"""Finished throughput points, from our own sweep, tables, or SGLang's benchmarks."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from eagle3lib.errors import InputError
+
+Status = Literal["ok", "failed", "refused"]
+Setting = tuple[int, int, int]  # num_steps, topk, num_draft_tokens
+OFF: Setting = (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement of one setting at one load."""
+
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+    concurrency: int = 1
+    #: Completion tokens per second of wall time, summed over requests; ``None`` unless ``ok``.
+    tokens_per_second: float | None = None
+    accept_length: float | None = None  #: bonus token included; ``None`` without speculation
+    repeat: int = 0
+    status: Status = "ok"
+    reason: str = ""
+
+    @property
+    def setting(self) -> Setting:
+        return self.num_steps, self.topk, self.num_draft_tokens
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_points(path: str | Path) -> list[Point]:
+    """The points of a JSONL, JSON or CSV file, or of every such file in a folder.
+
+    Raises:
+        InputError: nothing there, or a line without the fields of a point or with values that cannot be.
+    """
+    path = Path(path)
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise InputError("points", f"nothing at {path.name}", "JSONL or CSV of finished points")
+    points = [point for file in files for point in parse_points(file.read_text(), file.name)]
+    if not points:
+        raise InputError(f"points {path.name}", "no point", "one point a line")
+    return _numbered(points)
+
+
+def parse_points(text: str, source: str) -> list[Point]:
+    """The points of one file's text."""
+    return [
+        _point(record, f"points {source} entry {number}")
+        for number, record in enumerate(_records(text, source), 1)
+    ]
+
+
+def _records(text: str, source: str) -> Iterator[Mapping[str, Any]]:
+    start = text.lstrip()[:1]
+    if start not in ("{", "["):
+        yield from csv.DictReader(io.StringIO(text), skipinitialspace=True)
+        return
+    try:
+        content = json.loads(text)
+        yield from content if isinstance(content, list) else [content]
+        return
+    except json.JSONDecodeError:
+        pass
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(f"points {source} line {number}", str(error), "one JSON object") from error
+
+
+def _point(record: Any, where: str) -> Point:
+    if not isinstance(record, Mapping):
+        raise InputError(where, f"{record!r}", "an object with the fields of a point")
+    if "output_throughput" in record:
+        record = _from_serving(record)
+    elif "step_time" in record and "speed" in record:
+        record = _from_bench_speculative(record, where)
+    status = record.get("status") or "ok"
+    if status not in ("ok", "failed", "refused"):
+        raise InputError(f"{where} status", status, "ok, failed or refused")
+    speed = _number(record, "tokens_per_second", where)
+    if status == "ok" and (speed is None or speed <= 0):
+        raise InputError(f"{where} tokens_per_second", speed, "a number above 0")
+    length = _number(record, "accept_length", where) or None  # benchmarks write 0.0 for "none"
+    if length is not None and length < 1:
+        raise InputError(f"{where} accept_length", length, "at least 1: the bonus token counts")
+    point = Point(
+        num_steps=_integer(record, "num_steps", where),
+        topk=_integer(record, "topk", where),
+        num_draft_tokens=_integer(record, "num_draft_tokens", where),
+        concurrency=_integer(record, "concurrency", where, 1),
+        tokens_per_second=speed if status == "ok" else None,
+        accept_length=length,
+        repeat=_integer(record, "repeat", where, 0),
+        status=status,
+        reason=str(record.get("reason") or ""),
+    )
+    if point.concurrency < 1 or (0 in point.setting and point.setting != OFF):
+        found = f"{point.setting} at concurrency {point.concurrency}"
+        raise InputError(where, found, "steps, topk and draft tokens above 0, or all 0 for no speculation")
+    return point
+
+
+def _from_serving(record: Mapping[str, Any]) -> dict[str, Any]:
+    """``sglang.benchmark.serving``: the flags are in the server's own account."""
+    server = record.get("server_info") or {}
+    speculates = server.get("speculative_algorithm") is not None
+    names = ("num_steps", "eagle_topk", "num_draft_tokens")
+    steps, topk, tokens = (server.get(f"speculative_{name}", 0) if speculates else 0 for name in names)
+    return {
+        "num_steps": steps,
+        "topk": topk,
+        "num_draft_tokens": tokens,
+        "concurrency": record.get("max_concurrency") or max(1, round(record.get("concurrency") or 1)),
+        "tokens_per_second": record["output_throughput"],
+        "accept_length": record.get("accept_length") if speculates else None,
+    }
+
+
+def _from_bench_speculative(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """``scripts/playground/bench_speculative.py``: ``speed`` = accept length / step time, of one request."""
+    batch = _integer(record, "batch_size", where, 1)
+    speculates = bool(_integer(record, "steps", where))
+    return {
+        "num_steps": record["steps"],
+        "topk": record.get("topk"),
+        "num_draft_tokens": record.get("num_draft_tokens"),
+        "concurrency": batch,
+        "tokens_per_second": (_number(record, "speed", where) or 0) * batch,
+        "accept_length": record.get("acc_length") if speculates else None,
+    }
+
+
+def _number(record: Mapping[str, Any], key: str, where: str) -> float | None:
+    value = record.get(key)
+    if value is None or value == "":
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise InputError(f"{where} {key}", f"{value!r}", "a finite number")
+    return number
+
+
+def _integer(record: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    number = _number(record, key, where)
+    if number is None and default is not None:
+        return default
+    if number is None or number != int(number) or number < 0:
+        raise InputError(f"{where} {key}", f"{record.get(key)!r}", "a whole number, 0 or more")
+    return int(number)
+
+
+def _numbered(points: list[Point]) -> list[Point]:
+    """Points that do not say which repeat they are, counted within their setting and load."""
+    keys = [(point.setting, point.concurrency, point.repeat) for point in points]
+    if len(set(keys)) == len(keys):
+        return points
+    seen: Counter[tuple[Setting, int]] = Counter()
+    numbered = []
+    for point in points:
+        numbered.append(replace(point, repeat=seen[point.setting, point.concurrency]))
+        seen[point.setting, point.concurrency] += 1
+    return numbered

@@ -1,0 +1,86 @@
+"""Both spellings of rotary embedding parameters, read as transformers 5 and SGLang read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from eagle3lib.errors import InputError
+
+#: The value when a config has none: transformers ``LlamaConfig``, SGLang models/llama.py.
+DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True)
+class Rope:
+    """``theta`` and ``scaling`` as they take effect (``scaling`` None: plain rotary).
+
+    ``spelling`` says where they stand: ``rope_parameters`` (transformers 5), ``legacy``
+    (``rope_theta``/``rope_scaling``), ``both``, or ``absent``. Where both stand, ``rope_parameters`` wins
+    in SGLang 0.5.23 and ``legacy_theta`` is what an older reader takes.
+    """
+
+    theta: float = DEFAULT_THETA
+    scaling: Mapping[str, Any] | None = None
+    spelling: str = "absent"
+    legacy_theta: float = DEFAULT_THETA
+
+    @property
+    def kind(self) -> str:
+        """``default``, ``llama3``, ``yarn``, ``linear``, ``dynamic``..."""
+        return str((self.scaling or {}).get("rope_type", "default"))
+
+    @property
+    def original_positions(self) -> int | None:
+        """The length before scaling, where the scaling names it."""
+        value = (self.scaling or {}).get("original_max_position_embeddings")
+        return int(value) if isinstance(value, (int, float)) else None
+
+
+def read_rope(config: Mapping[str, Any], where: object) -> Rope:
+    """Rope parameters of a flat config; :class:`InputError` for values that cannot be used.
+
+    Per-layer-type parameters (Gemma) are taken from ``full_attention``. Source: transformers 5
+    ``modeling_rope_utils``; sgl-project/sglang srt/models/llama.py ``LlamaDecoderLayer.__init__``.
+    """
+    new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    if isinstance(new, dict) and isinstance(new.get("full_attention"), dict):
+        new = new["full_attention"]
+    for name, value in (("rope_parameters", new), ("rope_scaling", old)):
+        if value is not None and not isinstance(value, dict):
+            raise InputError(f"{where}: {name}", value, "a mapping or null")
+    legacy = _theta(config.get("rope_theta"), where)
+    stated = [
+        name
+        for name, there in (
+            ("rope_parameters", new is not None),
+            ("legacy", legacy is not None or old is not None),
+        )
+        if there
+    ]
+    theta = _theta((new or {}).get("rope_theta"), where) if new else None
+    return Rope(
+        theta=theta or legacy or DEFAULT_THETA,
+        scaling=_scaling(new if new is not None else old),
+        spelling="both" if len(stated) == 2 else stated[0] if stated else "absent",
+        legacy_theta=legacy or DEFAULT_THETA,
+    )
+
+
+def _theta(value: Any, where: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
+        raise InputError(f"{where}: rope_theta", value, "a positive number")
+    return float(value)
+
+
+def _scaling(found: dict[str, Any] | None) -> Mapping[str, Any] | None:
+    """The scaling part alone, ``type`` spelled ``rope_type``; None where it changes nothing."""
+    parts = {
+        k: v for k, v in (found or {}).items() if k not in ("rope_theta", "type", "partial_rotary_factor")
+    }
+    kind = parts.setdefault("rope_type", (found or {}).get("type", "default"))
+    return None if kind in (None, "default") and "mrope_section" not in parts else MappingProxyType(parts)

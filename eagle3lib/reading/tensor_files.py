@@ -1,0 +1,47 @@
+"""One file of tensors and its metadata: safetensors, or a pickle of plain tensors, gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from eagle3lib.errors import InputError
+
+#: Far above any sample (32k tokens of four 7168-wide states are 2 GB in bf16).
+MAX_UNPACKED = 8 << 30
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """``(tensors by name, metadata)``. Pickles are read by torch's weights-only unpickler.
+
+    Raises:
+        InputError: the file is truncated, damaged, or holds other things than a mapping with tensors.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})
+        data = torch.load(_unpacked(path), map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, ValueError, TypeError, LookupError,
+            AttributeError, EOFError, OSError) as error:  # fmt: skip
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(path.name, f"a damaged or unsafe file ({reason})", "a file of plain tensors") from None
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise InputError(path.name, f"a {type(data).__name__}", "a mapping of names to tensors")
+    return data, {key: value for key, value in data.items() if isinstance(value, str)}
+
+
+def _unpacked(path: Path) -> Path | io.BytesIO:
+    if path.suffix != ".gz":
+        return path
+    with gzip.open(path) as file:
+        data = file.read(MAX_UNPACKED + 1)
+    if len(data) > MAX_UNPACKED:
+        raise InputError(path.name, "more than 8 GB unpacked", "one sample a file")
+    return io.BytesIO(data)

@@ -1,0 +1,228 @@
+"""What trainers say their drafts get right, under each trainer's own definition.
+
+Depths count from 1 here; trainers' names count from 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from eagle3lib.errors import InputError
+
+Meaning = Literal["conditional", "cumulative", "accept_length", "overlap", "ambiguous"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What one of a trainer's numbers means."""
+
+    meaning: Meaning
+    definition: str
+    bonus: bool = False  #: an accept length that counts the target's own token
+    draft_vocab_targets: bool = False  #: targets outside the draft vocabulary cannot be wrong: optimistic
+
+
+_IN_DRAFT_VOCAB = "; target = argmax over the draft vocabulary"
+#: (trainer, metric) -> meaning. Sources: SpecForge ``eval/evaluator.py``, ``core/lk_loss.py``; speculators
+#: ``models/eagle3/metrics.py``; EAGLE ``traineagle3/cnets.py``; Model-Optimizer ``eagle_utils.py``.
+METRICS: Mapping[tuple[str, str], Metric] = {
+    ("specforge", "acc"): Metric(
+        "conditional", "right at depth d with true tokens fed / all masked-in positions"
+    ),
+    ("specforge", "acceptance_rate"): Metric(
+        "overlap",
+        "sum of min(target, draft) probability at temperature 1, targets in the draft vocabulary only",
+        draft_vocab_targets=True,
+    ),
+    ("specforge", "simulated_acc_len"): Metric("accept_length", "a1 + a1 a2 + ...: no bonus token"),
+    ("speculators", "cond_acc"): Metric(
+        "conditional",
+        "right at depth d / right at all earlier depths" + _IN_DRAFT_VOCAB,
+        draft_vocab_targets=True,
+    ),
+    ("speculators", "full_acc"): Metric(
+        "cumulative", "right at depths 1..d / all positions" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
+    ),
+    ("eagle", "acc"): Metric(
+        "conditional", "right at depth d and in the draft vocabulary / all masked-in positions"
+    ),
+    ("modelopt", "train_acc"): Metric(
+        "conditional", "right at depth d with true tokens fed" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
+    ),
+    ("modelopt", "estimated_training_ar"): Metric(
+        "accept_length", "1 + a1 + a1 a2 + ..." + _IN_DRAFT_VOCAB, bonus=True, draft_vocab_targets=True
+    ),
+}
+UNKNOWN = Metric(
+    "ambiguous", "not known: whether it is per position, cumulative or with the bonus token cannot be told"
+)
+SAME_METRIC = {"per_position_acc": "acc", "avg_acc": "acc", "epochacc": "acc", "parallel": "train_acc"}
+SAME_TRAINER = {"angelslim": "eagle", "model-optimizer": "modelopt"}
+#: One value in a log or metrics file: the trainers' keys count depths from 0.
+_KEY = re.compile(
+    r"^(?:\w+/)*(cond_acc|full_acc|acceptance_rate|per_position_acc|simulated_acc_len|estimated_training_ar|epochacc|acc"
+    r"|parallel)(?:_0_step)?(?:_(\d+))?(?:_epoch)?$"
+)
+_PAIR = re.compile(r"['\"]?([A-Za-z_][\w/.-]*)['\"]?\s*[:=]\s*(\[[^\]]*\]|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """One trainer's metric: a value per depth from 1, or one accept length."""
+
+    source: str
+    trainer: str
+    metric: str
+    values: tuple[float, ...]
+    meaning: Meaning
+    definition: str
+    bonus: bool
+    draft_vocab_targets: bool
+
+    @property
+    def conditional(self) -> tuple[float, ...] | None:
+        """Right at depth d, given right at all earlier ones; ``None`` where the metric does not tell."""
+        if self.meaning == "conditional":
+            return self.values
+        if self.meaning == "cumulative":
+            before = (1.0, *self.values)
+            return tuple(now / last if last else 0.0 for now, last in zip(self.values, before, strict=False))
+        return None
+
+    @property
+    def marginal(self) -> tuple[float, ...] | None:
+        """Right at depths 1..d."""
+        if self.meaning == "cumulative":
+            return self.values
+        if self.meaning == "conditional":
+            return tuple(math.prod(self.values[: depth + 1]) for depth in range(len(self.values)))
+        return None
+
+    def accept_length(self, num_steps: int | None = None) -> float | None:
+        """Bonus token included, of ``num_steps`` draft tokens; ``None`` where the metric is too short."""
+        if self.meaning == "accept_length":
+            return self.values[0] + (0.0 if self.bonus else 1.0)
+        if self.marginal is None or (num_steps or 0) > len(self.values):
+            return None
+        return 1.0 + sum(self.marginal[:num_steps])
+
+
+def read_training_report(source: str | Path) -> list[TrainingReport]:
+    """The reports in a JSON or JSONL file, a trainer's own log, or JSON text given as such.
+
+    Of a metric logged often the last values count.
+
+    Raises:
+        InputError: nothing there, or no metric of a trainer in it.
+    """
+    if str(source).lstrip()[:1] in ("{", "["):
+        return parse_training_report(str(source), "training_report")
+    path = Path(source)
+    if not path.is_file():
+        raise InputError(
+            "training_report", f"no file {path.name}", "a trainer's metrics, or JSON that names them"
+        )
+    return parse_training_report(path.read_text(errors="replace"), path.name)
+
+
+def parse_training_report(text: str, source: str) -> list[TrainingReport]:
+    """As :func:`read_training_report`, from the text itself."""
+    records = _records(text)
+    reports = [_stated(record, source) for record in records if "metric" in record]
+    reports = reports or _logged(records, source)
+    if not reports:
+        cure = 'name both: {"trainer": "speculators", "metric": "cond_acc", "values": [0.61, 0.48]}.'
+        raise InputError(
+            f"training report {source}", "no metric of a known trainer", "trainer and metric named", cure
+        )
+    return reports
+
+
+def _records(text: str) -> list[dict[str, Any]]:
+    """The objects of a JSON or JSONL file; else the pairs of each line of a log."""
+    try:
+        content = json.loads(text)
+        return [
+            item for item in (content if isinstance(content, list) else [content]) if isinstance(item, dict)
+        ]
+    except json.JSONDecodeError:
+        pass
+    records = []
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = {key: json.loads(value) for key, value in _PAIR.findall(line)}
+        if isinstance(record, dict) and record:
+            records.append(record)
+    return records
+
+
+def _stated(record: Mapping[str, Any], source: str) -> TrainingReport:
+    values = record.get("values", record.get("value"))
+    found = _KEY.match(str(record["metric"]))
+    metric = SAME_METRIC.get(found[1], found[1]) if found else str(record["metric"])
+    report = _report(source, record.get("trainer"), metric, values)
+    optimistic = record.get("draft_vocab_targets")
+    return report if optimistic is None else replace(report, draft_vocab_targets=bool(optimistic))
+
+
+def _logged(records: Sequence[Mapping[str, Any]], source: str) -> list[TrainingReport]:
+    """The last record of each metric; validation before training where a file has both."""
+    latest: dict[str, dict[int, Any]] = {}
+    for record in sorted(
+        records, key=lambda record: any(key.startswith(("val", "eval", "test")) for key in record)
+    ):
+        for key, value in _flat(record):
+            if match := _KEY.match(key):
+                latest.setdefault(SAME_METRIC.get(match[1], match[1]), {})[int(match[2] or 0)] = value
+    reports = []
+    for metric, by_depth in latest.items():
+        values = (
+            by_depth[0]
+            if isinstance(by_depth.get(0), list)
+            else [by_depth[depth] for depth in sorted(by_depth)]
+        )
+        reports.append(_report(source, None, metric, values))
+    return reports
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}/")
+        else:
+            yield prefix + key, value
+
+
+def _report(source: str, trainer: Any, metric: str, values: Any) -> TrainingReport:
+    where = f"training report {source} {metric}"
+    values = values if isinstance(values, list) else [values]
+    if not values or not all(_is_number(value) for value in values):
+        raise InputError(where, f"{values!r}", "numbers: one a depth, or one accept length")
+    name = "" if trainer is None else SAME_TRAINER.get(str(trainer).lower(), str(trainer).lower())
+    known = {key: entry for key, entry in METRICS.items() if key[1] == metric and name in ("", key[0])}
+    if len({entry.meaning for entry in known.values()}) == 1:
+        (named, _), entry = next(iter(known.items()))
+    else:
+        named, entry = name, UNKNOWN
+    return TrainingReport(
+        source=source,
+        trainer=name or named,
+        metric=metric,
+        values=tuple(float(value) for value in values),
+        meaning=entry.meaning,
+        definition=entry.definition,
+        bonus=entry.bonus,
+        draft_vocab_targets=entry.draft_vocab_targets,
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,172 @@
+"""A plan run to its end: notebooks one by one within a run, runs side by side, the index always current."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eagle3lib.errors import InputError
+from eagle3lib.telling.cure import cured_parameters
+from eagle3lib.telling.execute import Execution
+from eagle3lib.telling.index import Outcome, tell_run, write_index
+from eagle3lib.telling.jsonable import jsonable
+from eagle3lib.telling.parameters import MODELS
+from eagle3lib.telling.plan import Plan, PlannedRun
+from eagle3lib.telling.privacy import mask, mask_text
+from eagle3lib.telling.provenance import config_digests
+from eagle3lib.telling.records import read_record
+
+#: Notebooks whose answer depends on what others left in the run folder.
+READS = {
+    "03_acceptance": {"04_capture_diff"},  # what its server said, where the plan runs 04 first
+    "04_capture_diff": {"02_manual_forward"},
+    "06_verdict": set(MODELS) - {"06_verdict"},
+}
+INTERRUPTED = 130
+
+
+class Batch:
+    """One execution of a plan; ``run`` returns the exit code: 0, 1 (failed or partial) or 130 (Ctrl-C)."""
+
+    def __init__(self, plan: Plan, notebooks: Path, resume: bool = False, jobs: int = 1) -> None:
+        self.plan, self.notebooks, self.resume, self.jobs = plan, notebooks, resume, jobs
+        self.outcomes = {run.name: {stem: Outcome(stem) for stem in run.stems} for run in plan.runs}
+        self.at_work: set[Execution] = set()
+        self.lock = threading.Lock()
+        self.stopping = threading.Event()
+
+    def run(self) -> int:
+        self.plan.out.mkdir(parents=True, exist_ok=True)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        pool = ThreadPoolExecutor(self.jobs)
+        try:
+            done: dict[str, Future[None]] = {}
+            for (
+                run
+            ) in self.plan.runs:  # in order: a run waits only for earlier ones, which hold a thread already
+                done[run.name] = pool.submit(self._run, run, done.get(run.cured_from))
+            while wait(done.values(), timeout=1.0).not_done:
+                pass
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            self._stop(pool)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return INTERRUPTED
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            pool.shutdown(wait=True)
+            self._write_index()
+        for name, future in done.items():
+            if error := future.exception():
+                raise RuntimeError(f"run {name} could not be carried out") from error
+        self._tell()
+        states = {outcome.state for outcomes in self.outcomes.values() for outcome in outcomes.values()}
+        return 0 if states == {"finished"} else 1
+
+    def _run(self, run: PlannedRun, source: Future[None] | None) -> None:
+        if source is not None:
+            wait([source])
+        if self.stopping.is_set():
+            return
+        try:
+            changed = self._cure(run) if run.cured_from else {}
+        except InputError as error:
+            for stem in run.stems:
+                self._note(run, Outcome(stem, "failed", mask_text(f"not run: {error}")))
+            return
+        again: set[str] = set()
+        for stem in run.stems:
+            if self.stopping.is_set():
+                return
+            parameters = run.parameters_of(stem, changed)
+            if (
+                self.resume
+                and not (again & READS.get(stem, set()))
+                and is_finished(run.folder, stem, parameters)
+            ):
+                self._note(run, Outcome(stem, "finished"), "finished before")
+                continue
+            again.add(stem)
+            self._note(run, self._execute(run, stem, parameters))
+
+    def _execute(self, run: PlannedRun, stem: str, parameters: Mapping[str, Any]) -> Outcome:
+        self._say(run, stem, "started")
+        with self.lock:  # so that an interrupt finds every execution that has begun
+            if self.stopping.is_set():
+                return Outcome(stem)
+            execution = Execution(
+                self.notebooks / f"{stem}.ipynb",
+                run.folder,
+                parameters,
+                lambda line: self._say(run, stem, line),
+            )
+            self.at_work.add(execution)
+        try:
+            return execution.wait()
+        finally:
+            self.at_work.discard(execution)
+
+    def _cure(self, run: PlannedRun) -> dict[str, Any]:
+        source = next(other for other in self.plan.runs if other.name == run.cured_from)
+        verdict = self.outcomes[source.name]["06_verdict"]
+        if verdict.state not in ("finished", "partial"):
+            raise InputError(
+                f"cured_from: {source.name}", f"a verdict that {verdict.state}", "a verdict with remedies"
+            )
+        run.folder.mkdir(parents=True, exist_ok=True)
+        known = {**run.parameters_of("01_config_inspection"), **run.parameters_of("06_verdict")}
+        return cured_parameters(source.folder, known, run.folder)
+
+    def _stop(self, pool: ThreadPoolExecutor) -> None:
+        click.echo("interrupted: ending kernels and servers", err=True)
+        with self.lock:
+            self.stopping.set()
+            at_work = list(self.at_work)
+        pool.shutdown(wait=False, cancel_futures=True)
+        stoppers = [threading.Thread(target=execution.interrupt) for execution in at_work]
+        for stopper in stoppers:
+            stopper.start()
+        for stopper in stoppers:
+            stopper.join()
+
+    def _note(self, run: PlannedRun, outcome: Outcome, words: str = "") -> None:
+        self.outcomes[run.name][outcome.stem] = outcome
+        reason = f": {outcome.reason}" if outcome.reason else ""
+        self._say(run, outcome.stem, words or outcome.state + reason)
+        self._write_index()
+
+    def _write_index(self) -> None:
+        with self.lock:
+            runs = [(name, list(outcomes.values())) for name, outcomes in self.outcomes.items()]
+            write_index(self.plan.out, self.plan.out.name, runs)
+
+    def _tell(self) -> None:
+        for run in self.plan.runs:
+            row = tell_run(run.folder, run.name, list(self.outcomes[run.name].values()))
+            causes = ", ".join(f"{cause['kind']} {cause['confidence']}" for cause in row["causes"])
+            click.echo(f"{run.name}: {row['state']}; {row['headline']}" + (f" ({causes})" if causes else ""))
+        click.echo(mask_text(str(self.plan.out / "index.html")))
+
+    def _say(self, run: PlannedRun, stem: str, line: str) -> None:
+        click.echo(f"[{run.name} {stem[:2]}] {line}", file=sys.stderr)
+
+
+def is_finished(folder: Path, stem: str, parameters: Mapping[str, Any]) -> bool:
+    """Whether a finished record of the same parameters, over the same config files, is there already."""
+    try:
+        record = read_record(folder, stem)
+    except InputError:
+        return False
+    digests = config_digests({role: parameters[role] for role in ("draft", "target")})
+    return (
+        record["status"] == "finished"
+        and record.get("parameters") == mask(jsonable(parameters))
+        and (record.get("provenance") or {}).get("files") == digests
+    )

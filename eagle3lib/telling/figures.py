@@ -1,0 +1,179 @@
+"""One function a figure: frozen results in, a matplotlib figure out. Nothing here computes or judges.
+
+The same thing has the same colour in every figure: what the draft does alone, what training said, what an
+engine served, what was trained, what is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from IPython.display import Image
+
+    from eagle3lib.findings.verdict import Diagnosis
+    from eagle3lib.measuring.rates import Rate
+    from eagle3lib.measuring.wiring_search import Candidate
+    from eagle3lib.telling.records import Run
+
+COLOURS = {"offline": "#2a6fbb", "training": "#e08a1e", "engine": "#3a9a5b"}
+TRAINED, CAPTURED, BOTH, QUIET = "#e08a1e", "#2a6fbb", "#3a9a5b", "#9aa3ad"
+
+
+def show(run: Run, figure: Figure, name: str) -> Image:
+    """Save ``figure`` in the run's folder and show that very file."""
+    from IPython.display import Image
+
+    return Image(filename=run.save_figure(figure, name), width=int(figure.get_figwidth() * 100))
+
+
+def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=110)
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.25)
+    return figure, axes
+
+
+def tower(layers: int, trained: Sequence[int] | None, captured: Sequence[int] | None) -> Figure:
+    """The target's boundaries 0..n, bottom to top; those trained on left, those captured right."""
+    figure, (axis,) = _axes(4.6, 1.6 + 0.085 * layers)
+    axis.set(xlim=(-1.6, 1.6), ylim=(-1, layers + 1), xticks=[], ylabel="boundary (blocks passed)")
+    axis.grid(False)
+    for k in range(layers):
+        axis.add_patch(_block(k))
+    sides = ((-1, trained, TRAINED, "trained on"), (1, captured, CAPTURED, "captured"))
+    for side, boundaries, colour, name in sides:
+        axis.text(side * 1.05, layers + 0.4, name, ha="center", color=colour, weight="bold")
+        if boundaries is None:
+            axis.text(side * 1.05, layers / 2, "unknown", ha="center", color=QUIET)
+        for k in boundaries or ():
+            same = trained is not None and captured is not None and k in trained and k in captured
+            axis.plot([0, side * 0.75], [k, k], color=BOTH if same else colour, lw=2.5, solid_capstyle="round")
+            axis.text(side * 0.82, k, f"{k}", va="center", ha="left" if side > 0 else "right", color=colour)
+    axis.set_title("Target states that reach the draft", loc="left", fontsize=11)
+    return figure
+
+
+def _block(k: int) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((-0.35, k + 0.12), 0.7, 0.76, facecolor="#e6e9ed", edgecolor="none", zorder=0)
+
+
+def _curve(axis: Axes, rates: Sequence[Rate | None], colour: str, label: str, **style: Any) -> None:
+    """Rates at positions 1, 2, ... with their intervals; positions a source does not determine are left out."""
+    known = [(x, rate) for x, rate in enumerate(rates, 1) if rate is not None and rate.value is not None]
+    xs, ys = [x for x, _ in known], [rate.value for _, rate in known]
+    axis.plot(xs, ys, marker="o", color=colour, label=label, **style)
+    spans = [(x, *rate.ci) for x, rate in known if rate.ci is not None]
+    if spans:
+        at, low, high = zip(*spans, strict=True)
+        axis.vlines(at, low, high, color=colour, alpha=0.45, lw=3)
+
+
+def depths(rows: Sequence[Any], coverage: float | None = None) -> Figure:
+    """02: accuracy, conditional and cumulative, against depth. ``rows`` have these names as rates."""
+    figure, (axis,) = _axes(6.2, 3.6)
+    shades = {"conditional": "#2a6fbb", "accuracy": "#7fb0e0", "cumulative": "#14406f"}
+    for name, colour in shades.items():
+        _curve(axis, [getattr(row, name) for row in rows], colour, name)
+    if coverage is not None:
+        axis.axhline(coverage, color=QUIET, ls=":", label="draft vocabulary covers")
+    axis.set(xlabel="depth (1 = first draft token)", ylabel="share right", ylim=(0, 1))
+    axis.set_xticks(range(1, len(rows) + 1))
+    axis.set_title("The draft alone, on the target's own tokens", loc="left", fontsize=11)
+    axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def wirings(candidates: Sequence[Candidate]) -> Figure:
+    """02: predicted accept length under the wirings that were measured in full, best first."""
+    figure, (axis,) = _axes(7.6, 0.9 + 0.34 * len(candidates))
+    axis.grid(False)
+    for y, candidate in enumerate(candidates):
+        value, interval = candidate.accept_length.value or 1.0, candidate.accept_length.ci
+        colour = TRAINED if candidate.change == "as configured" else CAPTURED
+        axis.barh(y, value - 1, left=1, color=colour, height=0.65)
+        if interval is not None:
+            axis.hlines(y, *interval, color="black", alpha=0.5, lw=1.5)
+        axis.text(max(value, (interval or (0, 0))[1]), y, f" {value:.2f}", va="center", fontsize=9)
+    axis.set_yticks(range(len(candidates)), [candidate.change for candidate in candidates], fontsize=9)
+    axis.invert_yaxis()
+    axis.set(xlabel="predicted accept length (bonus token counted)", xlim=(1, None))
+    axis.set_title("Which wiring suits these weights?", loc="left", fontsize=11)
+    return figure
+
+
+def acceptance(sources: Sequence[Any]) -> Figure:
+    """03: marginal and conditional acceptance per draft position, every source on the same axes."""
+    figure, axes = _axes(9.4, 3.7, columns=2)
+    for axis, name in zip(axes, ("marginal", "conditional"), strict=True):
+        longest = 1
+        for source in sources:
+            rates = getattr(source, name)
+            if rates:
+                longest = max(longest, len(rates))
+                style = "--" if source.kind == "offline" else "-"
+                _curve(axis, rates, COLOURS[source.kind], source.source, ls=style)
+        axis.set(xlabel="draft position", ylim=(0, 1), xticks=range(1, longest + 1), ylabel="share accepted")
+        axis.set_title(f"{name} acceptance", loc="left", fontsize=11)
+    axes[0].legend(frameon=False, fontsize=9)
+    return figure
+
+
+def histogram(sources: Sequence[Any]) -> Figure:
+    """03: how many drafts each verify step accepted, as shares of each source's steps."""
+    drawn = [source for source in sources if source.histogram]
+    figure, (axis,) = _axes(6.2, 3.2)
+    width = 0.8 / max(1, len(drawn))
+    for i, source in enumerate(drawn):
+        steps = sum(source.histogram)
+        places = [j + (i - (len(drawn) - 1) / 2) * width for j in range(len(source.histogram))]
+        shares = [count / steps for count in source.histogram]
+        axis.bar(places, shares, width, color=COLOURS[source.kind], label=f"{source.source} ({steps} steps)")
+    longest = max((len(source.histogram) for source in drawn), default=1)
+    axis.set(xlabel="drafts accepted in a verify step", ylabel="share of steps", xticks=range(longest))
+    axis.set_title("Verify steps by what they accepted", loc="left", fontsize=11)
+    axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def throughput(points: Sequence[Any]) -> Figure:
+    """05: tokens per second of every setting against concurrency."""
+    figure, (axis,) = _axes(6.2, 3.6)
+    measured = [point for point in points if point.status == "ok"]
+    settings = sorted({(p.num_steps, p.topk, p.num_draft_tokens) for p in measured})
+    for setting in settings:
+        line = [p for p in measured if (p.num_steps, p.topk, p.num_draft_tokens) == setting]
+        line.sort(key=lambda p: p.concurrency)
+        off = not any(setting)
+        label = "no speculation" if off else "/".join(map(str, setting))
+        xs, ys = [p.concurrency for p in line], [p.tokens_per_second for p in line]
+        drawn = axis.plot(xs, ys, marker="o", color=QUIET if off else None, label=label)
+        for point in line:
+            if point.tokens_per_second_ci is not None:
+                low, high = point.tokens_per_second_ci
+                axis.vlines(point.concurrency, low, high, color=drawn[0].get_color(), alpha=0.4, lw=3)
+    axis.set(xlabel="requests in flight", ylabel="tokens per second, all requests", ylim=(0, None))
+    axis.set_xticks(sorted({p.concurrency for p in measured}))
+    axis.set_title("What each setting serves", loc="left", fontsize=11)
+    axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def confidences(diagnosis: Sequence[Diagnosis]) -> Figure:
+    """06: the causes, most likely first."""
+    figure, (axis,) = _axes(6.4, 0.9 + 0.34 * max(1, len(diagnosis)))
+    axis.grid(False)
+    axis.barh(range(len(diagnosis)), [d.confidence for d in diagnosis], color=CAPTURED, height=0.6)
+    axis.set_yticks(range(len(diagnosis)), [d.kind for d in diagnosis], fontsize=9)
+    axis.invert_yaxis()
+    axis.set(xlim=(0, 1), xlabel="confidence")
+    axis.set_title("What is wrong", loc="left", fontsize=11)
+    return figure

@@ -1,0 +1,142 @@
+"""The index of a batch: one row a run, told from its records; the verdicts lead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from eagle3lib.telling.pages import TEMPLATE, confine, css, mask_page
+from eagle3lib.telling.privacy import mask
+from eagle3lib.telling.records import read_records, write_text
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one notebook of one run."""
+
+    stem: str
+    state: str = "waiting"  # waiting, finished, partial, failed
+    reason: str = ""  # one line: why it failed, or what part is missing
+
+
+def write_index(out: Path, title: str, runs: Sequence[tuple[str, Sequence[Outcome]]]) -> None:
+    """Write ``<out>/index.html`` from the records in ``<out>/<run name>/``; ``runs`` in the plan's order."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    rows = [tell_run(out / name, name, outcomes) for name, outcomes in runs]
+    environment = Environment(loader=FileSystemLoader(TEMPLATE), autoescape=True, undefined=StrictUndefined)
+    html = environment.get_template("batch.html.j2").render(
+        title=title, css=Markup(css()), runs=mask(rows), summary=_summary(rows),
+        troubles=mask([{"run": name, "stem": outcome.stem, "reason": outcome.reason}
+                       for name, outcomes in runs for outcome in outcomes if outcome.reason]),
+    )  # fmt: skip
+    write_text(out / "index.html", mask_page(confine(html)))
+
+
+def tell_run(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """One row of the index, in words; a missing or odd record leaves its cell empty, never guessed."""
+    records, _ = read_records(folder)
+    # Only what this plan ran and finished: a record of some other day is not this run's result.
+    fresh = {outcome.stem for outcome in outcomes if outcome.state in ("finished", "partial")}
+    results = {stem: record["results"] for stem, record in records.items() if stem in fresh}
+    verdict = results.get("06_verdict")
+    diagnosis = _entries(verdict, "diagnosis")
+    headline, tone = _headline(verdict, diagnosis)
+    states = [outcome.state for outcome in outcomes]
+    worst = next((state for state in ("failed", "waiting", "partial") if state in states), "finished")
+    return {
+        "name": name,
+        "state": worst,
+        "headline": headline,
+        "tone": tone,
+        "causes": [
+            {"kind": str(entry.get("kind")), "confidence": _percent(entry.get("confidence"))}
+            for entry in diagnosis[:4]
+        ],
+        "served": served(results.get("03_acceptance")),
+        "predicted": predicted(results.get("02_manual_forward"), _steps(results)),
+        "next_step": str((verdict or {}).get("next_step") or ""),
+        "pages": [_page(folder, name, outcome) for outcome in outcomes],
+    }
+
+
+def served(acceptance: Record | None) -> str:
+    """The engine's own accept length, from 03's sources."""
+    engines = [source for source in _entries(acceptance, "sources") if source.get("kind") == "engine"]
+    lengths = [value for source in engines if (value := number(source.get("accept_length"))) is not None]
+    return " / ".join(f"{length:.2f}" for length in lengths[:2])
+
+
+def predicted(forward: Record | None, steps: int | None) -> list[tuple[str, str]]:
+    """Length and words: the draft offline as configured, and with the wiring that suits it best."""
+    lengths = (forward or {}).get("predicted_accept_length")
+    lines = []
+    if isinstance(lengths, Mapping) and lengths:
+        key = str(steps) if str(steps) in lengths else max(lengths, key=lambda text: (len(text), text))
+        length = number(lengths[key])
+        lines += [(f"{length:.2f}", f"as configured, {key} steps")] if length is not None else []
+    best = next(iter(_entries(forward, "wirings")), {})
+    length = number(best.get("accept_length"))
+    if length is not None and best.get("change") not in (None, "as configured"):
+        lines.append((f"{length:.2f}", f"with {best['change']}"))
+    return lines
+
+
+def number(value: Any) -> float | None:
+    """A rate's value, or a bare number."""
+    value = value.get("value") if isinstance(value, Mapping) else value
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _entries(results: Record | None, key: str) -> list[Mapping[str, Any]]:
+    found = (results or {}).get(key)
+    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
+
+
+def _steps(results: Mapping[str, Record]) -> int | None:
+    engine = results.get("01_config_inspection", {}).get("engine")
+    return engine.get("num_steps") if isinstance(engine, Mapping) else None
+
+
+def _headline(verdict: Record | None, diagnosis: Sequence[Record]) -> tuple[str, str]:
+    if verdict is None:
+        return "no verdict", "unsure"
+    if verdict.get("healthy") is True:
+        return "healthy", "good"
+    if diagnosis:
+        return f"{len(diagnosis)} cause{'s' * (len(diagnosis) > 1)} found", "bad"
+    return (
+        ("not healthy, cause unknown", "bad")
+        if verdict.get("healthy") is False
+        else ("not enough evidence", "unsure")
+    )
+
+
+def _percent(confidence: Any) -> str:
+    value = number(confidence)
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def _page(folder: Path, name: str, outcome: Outcome) -> dict[str, str]:
+    there = (folder / f"{outcome.stem}.html").is_file()
+    return {
+        "number": outcome.stem[:2], "stem": outcome.stem, "state": outcome.state,
+        "href": f"{quote(name)}/{outcome.stem}.html" if there and outcome.state != "waiting" else "",
+    }  # fmt: skip
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    counts = {
+        "healthy": sum(row["tone"] == "good" for row in rows),
+        "with a diagnosis": sum(row["tone"] == "bad" for row in rows),
+        "with a failed notebook": sum(row["state"] == "failed" for row in rows),
+        "still to run": sum(row["state"] == "waiting" for row in rows),
+    }
+    told = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    return f"{len(rows)} run{'s' * (len(rows) != 1)}" + (f": {told}." if told else ".")

@@ -1,0 +1,155 @@
+"""Notebook 01 and 06 in words: the engine beside the trainer, and what each record says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from eagle3lib.telling.tables import NOTHING, SIGNS, table, text
+
+if TYPE_CHECKING:
+    from IPython.display import HTML
+
+    from eagle3lib.findings.rule import Inspection
+    from eagle3lib.findings.verdict import Verdict
+    from eagle3lib.maths.wiring import Wiring
+    from eagle3lib.measuring.wiring_search import Search
+
+#: What each answer of notebook 02 means.
+ANSWERS = {
+    "sound": "Sound: the draft predicts well, and no other wiring tried suits it better.",
+    "wiring": "The wiring is at fault: the same weights predict well under another wiring.",
+    "model": "The model is at fault: the draft predicts poorly, and no wiring tried helps.",
+    "both": "Both: another wiring suits the weights better, and even so the draft predicts poorly.",
+    "undecided": "Undecided: too few samples to tell, or the wirings were not searched.",
+}
+
+
+def side_by_side(inspection: Inspection) -> HTML:
+    """What the engine will do, beside what the draft was trained for; disagreements are marked."""
+    rows = []
+    for name, engine, trained in _pairs(inspection):
+        differs = engine is not None and trained is not None and engine != trained
+        rows.append({"": name, "engine": engine, "trained": trained, " ": "✖ differs" if differs else ""})
+    rows += [{"": "silently ignored", "engine": name} for name in inspection.served.ignored]
+    rows += [{"": "fails at start", "engine": refusal.text} for refusal in inspection.served.crashes]
+    rows += [{"": "not looked at", "engine": words} for words in inspection.missing]
+    return table(rows)
+
+
+def _pairs(inspection: Inspection) -> list[tuple[str, Any, Any]]:
+    served, trained, speculation = inspection.served, inspection.trained, inspection.served.speculation
+    changed = {key: f" ({why})" for key, why in speculation.changed.items()}
+    flags = [
+        (name, None if value is None else f"{value}{changed.get(name, '')}", None)
+        for name in ("algorithm", "num_steps", "topk", "num_draft_tokens")
+        for value in (getattr(speculation, name),)
+    ]
+    boundaries = None if trained.boundaries is None else list(trained.boundaries)
+    captured = None if served.captured is None else list(served.captured.boundaries)
+    pairs = [*flags, ("boundaries into fc", captured, boundaries)]
+    for name in ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output", "rope_theta", "window"):
+        engine = None if served.wiring is None else getattr(served.wiring, name)
+        pairs.append((name, engine, getattr(trained.switches, name)))
+    return [*pairs, ("head", served.head, trained.switches.head), ("embedding", served.embedding, None)]
+
+
+def effect(inspection: Inspection) -> HTML:
+    """What these ids and flags come to, in a few lines: the static twin of the form."""
+    served, speculation = inspection.served, inspection.served.speculation
+    rows = [
+        {"": "ids in the config", "value": inspection.draft.aux_ids},
+        {"": "boundaries captured", "value": inspection.captured_boundaries},
+        {"": "boundaries trained on", "value": inspection.trained.boundaries},
+        {"": "num_steps / topk / num_draft_tokens",
+         "value": f"{speculation.num_steps} / {speculation.topk} / {speculation.num_draft_tokens}"},
+        {"": "longest accept length possible, bonus in", "value": (speculation.num_steps or 0) + 1},
+        *({"": "fails at start", "value": refusal.text} for refusal in served.crashes),
+        *({"": SIGNS[f.severity], "value": f"{f.kind}: {f.evidence}"} for f in inspection.findings),
+    ]  # fmt: skip
+    return table(rows)
+
+
+def inspection_results(inspection: Inspection, corrected: str | None) -> dict[str, Any]:
+    """Notebook 01's ``results``: effective values of the engine, and what weights and config expect."""
+    served, speculation, trained = inspection.served, inspection.served.speculation, inspection.trained
+    captured = served.captured
+    return {
+        "engine": {
+            "version": served.version,
+            "algorithm": speculation.algorithm,
+            "num_steps": speculation.num_steps,
+            "topk": speculation.topk,
+            "num_draft_tokens": speculation.num_draft_tokens,
+            "changed": speculation.changed,
+            "captured_boundaries": None if captured is None else captured.boundaries,
+            "captured_ids": None if captured is None else captured.pairs,
+            "default_layers": None if captured is None else captured.default,
+            "norms": served.norms,
+            "residual": served.residual,
+            "rope_theta": served.rope.theta,
+            "rope_scaling": served.rope.scaling,
+            "window": served.window,
+            "head": served.head,
+            "embedding": served.embedding,
+            "context": served.context,
+            "ignored": served.ignored,
+            "fails_at_start": [refusal.text for refusal in served.crashes],
+        },
+        "trained": {
+            "boundaries": trained.boundaries,
+            "candidates": trained.candidates,
+            "reason": trained.reason,
+            "norm_before_residual": trained.switches.norm_before_residual,
+            "norm_output": trained.switches.norm_output,
+            "norm_before_fc": trained.switches.norm_before_fc,
+            "fc_norm": trained.switches.fc_norm,
+            "rope_theta": trained.switches.rope_theta,
+            "rope_scaling": trained.switches.rope_scaling,
+            "window": trained.switches.window,
+        },
+        "dialect": inspection.draft.dialect,
+        "assumed": inspection.draft.assumed,
+        "missing": inspection.missing,
+        "corrected_config": corrected,
+    }
+
+
+def wiring(found: Wiring) -> HTML:
+    """Every switch of a wiring."""
+    names = found.__dataclass_fields__
+    return table({"switch": name, "value": getattr(found, name)} for name in names)
+
+
+def answer(search: Search | None) -> HTML:
+    """Notebook 02's answer in one sentence, with the numbers it rests on."""
+    if search is None:
+        return text(ANSWERS["undecided"])
+    best, here = search.candidates[0], search.as_configured
+    numbers = f" As configured {here.accept_length.value:.2f} tokens a verify step are predicted"
+    better = search.better
+    numbers += f"; with {better.change} {better.accept_length.value:.2f}." if better else (
+        f"; the best of {search.passes} passes ({best.change}) gives {best.accept_length.value:.2f}."
+    )  # fmt: skip
+    return text(ANSWERS[search.answer] + numbers)
+
+
+def headline(verdict: Verdict) -> HTML:
+    """The verdict in two sentences."""
+    words = {True: "Healthy.", False: "Not healthy.", None: "Not enough evidence to say."}[verdict.healthy]
+    return text(f"{words} {verdict.next_step}")
+
+
+def evidence(records: Mapping[str, Any], missing: Mapping[str, str]) -> HTML:
+    """One row a notebook: its status, and its findings by severity."""
+    rows = []
+    for stem in sorted({*records, *missing}):
+        if stem.startswith("06"):
+            continue
+        record = records.get(stem)
+        found = [] if record is None else record["findings"]
+        counts = {name: sum(f["severity"] == name for f in found) for name in SIGNS}
+        kinds = ", ".join(f["kind"] for f in found if f["severity"] != "note")
+        rows.append({"notebook": stem, "status": record["status"] if record else missing[stem], **counts,
+                     "errors and warnings": kinds or NOTHING})  # fmt: skip
+    return table(rows)

@@ -1,0 +1,1 @@
+"""Imported by transformers; holds ``functional`` alone."""

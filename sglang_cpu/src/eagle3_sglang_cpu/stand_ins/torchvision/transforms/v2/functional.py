@@ -1,0 +1,1 @@
+"""Imported by transformers as a whole; nothing of it is used."""

@@ -1,0 +1,203 @@
+"""Every spelling of acceptance that people have, one small literal each."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from eagle3lib.engine.client import Response, accepted_per_step, save_responses
+from eagle3lib.errors import InputError
+from eagle3lib.findings.acceptance_rules import report_findings, training_findings
+from eagle3lib.measuring.acceptance import from_report, from_training
+from eagle3lib.reading.engine_reports import parse_engine_report, read_engine_reports
+from eagle3lib.reading.samples import read_samples
+from eagle3lib.reading.training_reports import parse_training_report, read_training_report
+
+NEW = {
+    "completion_tokens": 18, "spec_verify_ct": 10,
+    "spec_num_correct_drafts": 7, "spec_num_proposed_drafts": 30,
+    "spec_accept_length": 1.8, "spec_accept_rate": 7 / 30, "spec_correct_drafts_histogram": [5, 3, 2],
+}  # fmt: skip
+OLD = {
+    "completion_tokens": 18, "spec_verify_ct": 10, "spec_accept_token_num": 7, "spec_draft_token_num": 30,
+    "spec_accept_histogram": [5, 3, 2],
+}  # fmt: skip
+OPENAI = {
+    "usage": {"completion_tokens": 18, "prompt_tokens": 4},
+    "choices": [{"index": 0, "message": {}}],
+    "sglext": {"spec_tokens_details": {key: NEW[key] for key in list(NEW)[1:]}},
+}
+SGLANG_LOG = """
+[2026-11-29] Decode batch, #running-req: 1, #token: 90, accept len: 1.60, accept rate: 0.20, cuda graph: True
+[2026-11-29] Prefill batch, #new-seq: 1
+[2026-11-29] Decode batch, #running-req: 3, #token: 90, accept len: 1.80, accept rate: 0.27, cuda graph: True
+"""
+SGLANG_METRICS = """
+# HELP sglang:spec_accept_length x
+# TYPE sglang:spec_accept_length gauge
+sglang:spec_accept_length{model_name="m",tp_rank="0"} 1.7
+# TYPE sglang:spec_accept_rate gauge
+sglang:spec_accept_rate{model_name="m",tp_rank="0"} 0.23
+"""
+VLLM_METRICS = """
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0"} 10
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{engine="0"} 30
+# TYPE vllm:spec_decode_num_accepted_tokens_total counter
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 7
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 5
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 2
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 0
+"""
+VLLM_LOG = (
+    "INFO SpecDecoding metrics: Mean acceptance length: 1.70, Accepted throughput: 0.7 tokens/s, "
+    "Drafted throughput: 3.00 tokens/s, Accepted: 7 tokens, Drafted: 30 tokens, "
+    "Per-position acceptance rate: 0.500, 0.200, 0.000, Avg Draft acceptance rate: 23.3%"
+)
+STEPS = [0, 1, 2, 0, 0, 1, 2, 1, 0, 0]
+
+#: name -> (text, form, accept length, histogram)
+SOURCES = {
+    "meta_info": (json.dumps(NEW), "histogram", 1.7, (5, 3, 2)),
+    "old meta_info": (json.dumps(OLD), "histogram", 1.7, (5, 3, 2)),
+    "response": (json.dumps({"text": "", "meta_info": NEW}), "histogram", 1.7, (5, 3, 2)),
+    "JSONL": (json.dumps(NEW) + "\n" + json.dumps(OLD) + "\n", "histogram", 1.7, (10, 6, 4)),
+    "counters": (json.dumps({k: OLD[k] for k in list(OLD)[:4]}), "counters", 1.7, None),
+    "only steps": ('{"completion_tokens": 120, "spec_verify_ct": 40}', "completion", 3.0, None),
+    "OpenAI": (json.dumps(OPENAI), "histogram", 1.7, (5, 3, 2)),
+    "SGLang log": (SGLANG_LOG, "window", 1.75, None),
+    "old SGLang log": ("Decode batch. #running-req: 1, accept len: 2.31, gen", "window", 2.31, None),
+    "server_info": ('{"internal_states": [{"avg_spec_accept_length": 1.7}]}', "average", 1.7, None),
+    "SGLang metrics": (SGLANG_METRICS, "average", 1.7, None),
+    "vLLM metrics": (VLLM_METRICS, "histogram", 1.7, (5, 3, 2, 0)),
+    "vLLM log": (VLLM_LOG, "histogram", 1.7, (5, 3, 2, 0)),
+    "vLLM object": ('{"num_drafts": 10, "num_accepted_tokens_per_pos": [5, 2]}', "histogram", 1.7, (5, 3, 2)),
+    "list": (json.dumps(STEPS), "histogram", 1.7, (5, 3, 2)),
+    "list of lists": (json.dumps([STEPS, STEPS]), "histogram", 1.7, (10, 6, 4)),
+    "EAGLE's alpha": ('{"alpha": [5, 2], "alpha_num": [10, 5]}', "alpha", 1.7, None),
+    "benchmark": ('{"output_throughput": 90.5, "accept_length": 1.7}', "average", 1.7, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_becomes_the_one_arithmetic(name):
+    text, form, length, histogram = SOURCES[name]
+    report = parse_engine_report(text, name)
+    found = from_report(report)
+    assert report.form == form
+    assert found.accept_length.value == pytest.approx(length)
+    assert found.histogram == histogram
+    assert report_findings(report, num_steps=3, num_draft_tokens=4) == []
+
+
+UNMEASURED = [
+    '{"accept_length": 0.0}',
+    '{"completion_tokens": 120, "spec_verify_ct": 0}',
+    '{"completion_tokens": 12, "id": "x"}',
+    '{"spec_verify_ct": 0, "spec_accept_length": 0.0, "spec_correct_drafts_histogram": []}',
+    '{"internal_states": [{"model_path": "m"}]}',
+    "Decode batch, #running-req: 0, accept len: 0.00, accept rate: 0.00, cuda graph: True",
+    "Decode batch, #running-req: 2, #token: 90, gen throughput (token/s): 88.0",
+]
+
+
+@pytest.mark.parametrize("text", UNMEASURED)
+def test_zero_and_absent_mean_not_measured(text):
+    report = parse_engine_report(text, "x")
+    assert from_report(report).accept_length is None
+    assert [(f.kind, f.severity) for f in report_findings(report)] == [("metric.unmeasured", "warning")]
+
+
+IMPOSSIBLE = [
+    '{"accept_length": 0.4}',
+    '{"spec_verify_ct": 9, "spec_correct_drafts_histogram": [5, 3, 2]}',
+    '{"spec_verify_ct": 10, "spec_num_correct_drafts": 31, "spec_num_proposed_drafts": 30}',
+    '{"spec_verify_ct": 41, "completion_tokens": 40}',
+    '{"spec_correct_drafts_histogram": [5, 3, 2, 0, 1]}',
+    "[0, 1, -1]",
+    "accept len: 2.31, accept rate: 1.31, gen throughput",
+]
+
+
+@pytest.mark.parametrize("text", IMPOSSIBLE)
+def test_a_value_that_no_run_can_give_is_an_error(text):
+    findings = report_findings(parse_engine_report(text, "x"), num_steps=3, num_draft_tokens=8)
+    assert ("metric.impossible", "error") in [(finding.kind, finding.severity) for finding in findings]
+
+
+def test_the_old_rate_with_the_bonus_token_in_is_named():
+    report = parse_engine_report("accept len: 2.40, accept rate: 0.60, cuda graph: True", "x")
+    assert [finding.kind for finding in report_findings(report, num_draft_tokens=4)] == ["metric.definition"]
+
+
+def test_a_root_counted_as_a_draft_is_named():
+    text = json.dumps(NEW | {"spec_num_proposed_drafts": 40})
+    findings = report_findings(parse_engine_report(text, "x"), num_draft_tokens=4)
+    assert [finding.kind for finding in findings] == ["metric.definition"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hello", "[0.5, 0.3]", '{"spec_verify_ct": "many"}', '{"spec_verify_ct": 1.5}', "[true]"]
+)
+def test_what_is_no_report_is_one_clear_error(text):
+    with pytest.raises(InputError):
+        parse_engine_report(text, "x")
+
+
+def test_saved_responses_are_engine_reports_and_samples(tmp_path):
+    steps = accepted_per_step(
+        [1, 2, 4, 7], {"spec_correct_drafts_histogram": [1, 1, 0, 1]}
+    )  # the last was cut
+    response = Response(0, (5, 6), (7, 8, 9), NEW, 0.5, "maths", steps)
+    path = save_responses([response, response], tmp_path / "served.jsonl")
+    [report] = read_engine_reports(path)
+    assert from_report(report).histogram == (10, 6, 4)
+    assert [(r.category, r.steps, r.prompt_tokens) for r in report.requests] == [("maths", (0, 1, 3), 2)] * 2
+    sample = next(iter(read_samples(path, 4)))
+    assert (sample.input_ids.tolist(), sample.prompt_tokens) == ([5, 6, 7, 8, 9], 2)
+
+
+@pytest.mark.parametrize("counts", [[1, 4, 7], [2, 4, 7], []])
+def test_an_order_of_steps_is_not_made_up(counts):
+    assert accepted_per_step(counts, {"spec_correct_drafts_histogram": [1, 1, 0, 1]}) is None
+    assert accepted_per_step(counts, {}) is None
+
+
+def test_each_file_is_one_source(tmp_path):
+    (tmp_path / "b.json").write_text(json.dumps(NEW))
+    (tmp_path / "a.log").write_text(SGLANG_LOG)
+    assert [report.source for report in read_engine_reports(tmp_path)] == ["a.log", "b.json"]
+
+
+#: text -> (trainer, conditional, accept length)
+GOOD = (0.5, 0.4)
+TRAINING = {
+    '{"trainer": "Speculators", "metric": "cond_acc", "values": [0.5, 0.4]}': ("speculators", GOOD, 1.7),
+    '{"trainer": "speculators", "metric": "full_acc", "values": [0.5, 0.2]}': ("speculators", GOOD, 1.7),
+    '{"val/full_acc_0": 0.5, "val/full_acc_1": 0.2, "val/loss": 2.0}': ("speculators", GOOD, 1.7),
+    '{"eval/per_position_acc": [0.5, 0.4], "eval/avg_loss": 2.0}': ("specforge", GOOD, 1.7),
+    '{"trainer": "specforge", "metric": "simulated_acc_len", "value": 0.7}': ("specforge", None, 1.7),
+    '{"estimated_training_ar": 1.7}': ("modelopt", None, 1.7),
+    '{"train_acc/parallel_0_step_0": 0.5, "train_acc/parallel_0_step_1": 0.4}': ("modelopt", GOOD, 1.7),
+    "step 10 val/cond_acc_0: 0.3 val/cond_acc_1: 0.2\nstep 20 val/cond_acc_0: 0.5 val/cond_acc_1: 0.4": (
+        "speculators", GOOD, 1.7,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TRAINING)
+def test_each_trainer_is_read_under_its_own_definition(text):
+    trainer, conditional, length = TRAINING[text]
+    [report] = read_training_report(text) if text[0] == "{" else parse_training_report(text, "x")
+    assert report.trainer == trainer
+    assert report.conditional == (conditional if conditional is None else pytest.approx(conditional))
+    assert from_training(report).accept_length.value == pytest.approx(length)
+
+
+def test_an_accuracy_without_a_definition_is_called_ambiguous():
+    [report] = parse_training_report('{"metric": "accuracy", "value": 0.6}', "x")
+    assert report.conditional is None and report.marginal is None
+    assert [finding.kind for finding in training_findings(report)] == ["metric.definition"]

@@ -1,0 +1,139 @@
+"""Throughput points: read, summarised, and what follows from them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from eagle3lib.engine.sweep import setting_launch
+from eagle3lib.errors import InputError
+from eagle3lib.findings.cost_rules import cost_findings
+from eagle3lib.measuring.sweep import recommend, summarise
+from eagle3lib.reading.launch import Launch
+from eagle3lib.reading.points import OFF, Point, parse_points, read_points
+
+CHAIN = (3, 1, 4)
+SERVING = {
+    "output_throughput": 90.0, "max_concurrency": 4, "accept_length": 2.1, "concurrency": 3.6,
+    "server_info": {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3,
+                    "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4},
+}  # fmt: skip
+BENCH = {
+    "batch_size": 4,
+    "steps": 3,
+    "topk": 1,
+    "num_draft_tokens": 4,
+    "acc_length": 2.1,
+    "step_time": 0.0933,
+    "speed": 22.5,
+}
+
+SOURCES = {
+    "JSONL": '{"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "concurrency": 4, '
+    '"tokens_per_second": 90, "accept_length": 2.1}\n',
+    "CSV": "num_steps,topk,num_draft_tokens,concurrency,tokens_per_second,accept_length\n3,1,4,4,90,2.1\n",
+    "serving benchmark": json.dumps(SERVING),
+    "bench_speculative": json.dumps(BENCH),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_gives_the_same_point(name):
+    [point] = parse_points(SOURCES[name], name)
+    assert (point.setting, point.concurrency, point.accept_length) == (CHAIN, 4, 2.1)
+    assert point.tokens_per_second == pytest.approx(90.0)
+
+
+def test_no_speculation_is_read_as_such():
+    serving = SERVING | {"server_info": {"speculative_algorithm": None, "speculative_num_steps": None}}
+    bench = BENCH | {"steps": 0, "topk": 0, "num_draft_tokens": 0, "acc_length": 1.0}
+    for record in (serving, bench):
+        [point] = parse_points(json.dumps(record), "x")
+        assert (point.setting, point.accept_length) == (OFF, None)
+
+
+BAD = [
+    "hello",
+    '{"num_steps": 3}',
+    '{"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "tokens_per_second": 0}',
+    '{"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "tokens_per_second": NaN}',
+    '{"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "tokens_per_second": 9, "accept_length": 0.4}',
+    '{"num_steps": 3, "topk": 0, "num_draft_tokens": 4, "tokens_per_second": 9}',
+    '{"num_steps": 1.5, "topk": 1, "num_draft_tokens": 4, "tokens_per_second": 9}',
+    '{"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "tokens_per_second": 9}\n{"num_steps"',
+]
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_no_point_is_one_clear_error(text, tmp_path):
+    (tmp_path / "points.jsonl").write_text(text)
+    with pytest.raises(InputError):
+        read_points(tmp_path / "points.jsonl")
+
+
+def points(setting, *speeds, concurrency=1, accept_length=None):
+    return [
+        Point(
+            *setting,
+            concurrency=concurrency,
+            tokens_per_second=speed,
+            accept_length=accept_length,
+            repeat=repeat,
+        )
+        for repeat, speed in enumerate(speeds)
+    ]
+
+
+#: speeds without and with speculation -> what is recommended
+CASES = [
+    ((100, 101, 99), (150, 152, 149), {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}),
+    ((100, 80, 120), (104, 99, 109), "off"),
+    (
+        (80, 100, 120),
+        (88, 111, 131),
+        {"num_steps": 3, "topk": 1, "num_draft_tokens": 4},
+    ),  # paired: always faster
+    ((100,), (103,), "off"),
+    ((100,), (130,), {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}),
+    ((100, 101, 99), (70, 71, 69), "off"),
+    ((), (150, 152, 149), "off"),
+]
+
+
+@pytest.mark.parametrize(("off", "on", "answer"), CASES)
+def test_speculation_is_recommended_only_where_a_speed_up_is_shown(off, on, answer):
+    assert recommend(summarise(points(OFF, *off) + points(CHAIN, *on))) == {"1": answer}
+
+
+def test_each_load_is_judged_on_its_own_and_failures_are_carried_along():
+    measured = points(OFF, 100, 101) + points(CHAIN, 150, 152) + points((5, 1, 6), 160, 161)
+    measured += points(OFF, 400, 401, concurrency=8) + points(CHAIN, 300, 302, concurrency=8)
+    measured += [Point(8, 8, 64, concurrency=8, status="refused", reason="out of memory")]
+    summaries = summarise(measured)
+    five = {"num_steps": 5, "topk": 1, "num_draft_tokens": 6}
+    assert recommend(summaries) == {"1": five, "8": "off"}
+    assert [(s.status, s.reason, s.speedup) for s in summaries][-1] == ("refused", "out of memory", None)
+
+
+@pytest.mark.parametrize(("on_cpu", "severity"), [(True, "note"), (False, "warning")])
+def test_accepted_well_and_still_slower_is_a_cost(on_cpu, severity):
+    off = points(OFF, 100, 101, 99)
+    slow = summarise(off + points(CHAIN, 70, 71, 69, accept_length=2.4))
+    assert [(f.kind, f.severity) for f in cost_findings(slow, on_cpu=on_cpu)] == [
+        ("cost.not_worth_it", severity)
+    ]
+    poor = summarise(off + points(CHAIN, 70, 71, 69, accept_length=1.1))
+    fast = summarise(off + points(CHAIN, 140, 141, 139, accept_length=2.4))
+    assert cost_findings(poor, on_cpu=on_cpu) == cost_findings(fast, on_cpu=on_cpu) == []
+
+
+def test_a_setting_replaces_the_speculative_flags_alone():
+    launch = Launch.parse(
+        "A=1 python -m sglang.launch_server --dtype float32 --speculative-algorithm EAGLE3 "
+        "--speculative-num-steps 7"
+    )
+    chain, off = setting_launch(launch, CHAIN), setting_launch(launch, OFF)
+    assert (chain.integer("speculative_num_steps"), chain.integer("speculative_num_draft_tokens")) == (3, 4)
+    assert [name for name in off.flags if name.startswith("speculative")] == []
+    assert chain.env == off.env == {"A": "1"} and off.text("dtype") == "float32"

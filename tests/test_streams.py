@@ -1,0 +1,191 @@
+"""Telling which of the target's states a captured stream is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eagle3lib.errors import InputError
+from eagle3lib.findings.capture_rules import capture_findings, stream_findings
+from eagle3lib.measuring.stages import compare_stages, first_divergence
+from eagle3lib.measuring.streams import match_streams
+from eagle3lib.reading.captures import Capture, read_capture, write_capture
+
+LAYERS, HIDDEN, ROWS = 8, 48, 40
+
+
+@pytest.fixture(scope="module")
+def states():
+    """A stream as real ones are: neighbours alike, two huge channels, a first token unlike all others."""
+    draw = torch.Generator().manual_seed(0)
+    stream = torch.randn(ROWS, HIDDEN, generator=draw)
+    stream[:, 3] += 80
+    stream[:, 17] -= 60
+    stream[0] *= 100
+    found = {0: stream}
+    for block in range(1, LAYERS + 1):
+        stream = stream + 0.3 * torch.randn(ROWS, HIDDEN, generator=draw) * (1 + 0.1 * block)
+        found[block] = stream
+    scale = 1 + 0.1 * torch.randn(HIDDEN, generator=draw)
+    found["final_norm"] = stream / stream.pow(2).mean(-1, keepdim=True).sqrt() * scale
+    return found
+
+
+def stack(states, *boundaries):
+    return torch.stack([states[boundary] for boundary in boundaries], 1)  # [T, K, H]
+
+
+def found(streams, states, **options):
+    return [(match.boundary, match.shift) for match in match_streams([streams], [states], **options)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_state_is_told_from_its_neighbours(states, dtype):
+    boundaries = list(states)
+    assert found(stack(states, *boundaries).to(dtype), states) == [(boundary, 0) for boundary in boundaries]
+
+
+@pytest.mark.parametrize("shift", [-2, -1, 1, 2])
+def test_rows_that_are_off_are_told_by_how_much(states, shift):
+    rolled = stack(states, 0, 3, 6).roll(-shift, 0)
+    assert found(rolled[2:-2], states, positions=[torch.arange(2, ROWS - 2)]) == [
+        (b, shift) for b in (0, 3, 6)
+    ]
+
+
+def test_positions_say_which_rows_a_capture_has(states):
+    assert found(stack(states, 2, 5)[20:], states, positions=[torch.arange(20, ROWS)]) == [(2, 0), (5, 0)]
+
+
+def test_a_state_from_within_a_block_is_none_of_them(states):
+    between = (states[3] + states[4]) / 2
+    [match] = match_streams([between[:, None]], [states])
+    assert match.boundary is None and match.nearest in (3, 4)
+    [finding] = judge([match], [3])
+    assert finding.kind == "capture.unmatched"
+
+
+def test_an_unreduced_share_is_recognised(states):
+    [match] = match_streams([stack(states, 5) / 2], [states])
+    assert (match.boundary, match.nearest, match.scale) == (None, 5, 0.5)
+    assert [finding.kind for finding in judge([match], [5])] == ["aux.partial_sum"]
+
+
+def test_nothing_to_compare_is_refused(states):
+    for streams, references in ([], []), ([stack(states, 1)], []), ([stack(states, 1)[:0]], [states]):
+        with pytest.raises(InputError):
+            match_streams(streams, references)
+    with pytest.raises(InputError, match="reference 2"):
+        match_streams([stack(states, 1)], [states | {2: states[2][:, :-1]}])
+
+
+def judge(matches, expected):
+    return stream_findings(matches, expected, family="llama", layers=LAYERS, version="0.5.23")
+
+
+#: captured boundaries, trained boundaries, the kinds of finding
+CASES = [
+    ((0, 3, 6), (0, 3, 6), []),
+    ((3, 5, 7), (0, 3, 6), ["aux.layers"]),
+    ((1, 4, 7), (0, 3, 6), ["aux.ids_convention"]),
+    ((0, 3, 6), (6, 3, 0), ["aux.order"]),
+    ((0, 3, "final_norm"), (0, 3, 8), ["aux.final_boundary"]),
+    ((0, 3), (0, 3, 6), ["aux.count"]),
+]
+
+
+@pytest.mark.parametrize(("captured", "trained", "kinds"), CASES)
+def test_captured_against_trained(states, captured, trained, kinds):
+    matches = match_streams([stack(states, *captured)], [states], expected=trained)
+    findings = judge(matches, trained)
+    assert [finding.kind for finding in findings] == kinds
+    assert all(finding.severity == "error" for finding in findings)
+    if kinds == ["aux.layers"]:
+        assert findings[0].edits[0].value == [-1, 2, 5]
+
+
+def capture(states, **changes):
+    own = Capture(
+        "r.safetensors",
+        "r",
+        torch.arange(ROWS),
+        torch.arange(ROWS),
+        {"aux_hidden_states": stack(states, 0, 3).flatten(1)},
+    )
+    return replace(own, **changes)
+
+
+def kinds(*captures):
+    return [finding.kind for finding in capture_findings(captures, HIDDEN)]
+
+
+def test_captures_that_cannot_be_trusted(states):
+    good = capture(states)
+    aux = good.aux_hidden_states
+    spoiled = aux.clone()
+    spoiled[4, 5] = float("nan")
+    assert kinds(good) == []
+    assert kinds(capture(states, stages={"aux_hidden_states": aux[:-3]})) == ["capture.truncated"]
+    assert kinds(capture(states, positions=torch.arange(ROWS) + 9)) == ["capture.truncated"]
+    assert kinds(capture(states, stages={"aux_hidden_states": aux[:, :-1]})) == ["capture.layout"]
+    assert kinds(capture(states, stages={"aux_hidden_states": spoiled})) == ["capture.nonfinite"]
+
+
+def test_ranks_that_differ_hold_partial_sums(states):
+    aux = capture(states).aux_hidden_states
+    part = torch.randn(aux.shape, generator=torch.Generator().manual_seed(1)) * aux.std()
+    ranks = [capture(states, rank=0, stages={"aux_hidden_states": aux / 2 + part})]
+    ranks += [capture(states, rank=1, stages={"aux_hidden_states": aux / 2 - part})]
+    assert kinds(*ranks) == ["aux.partial_sum"]
+    assert kinds(capture(states, rank=0), capture(states, rank=1)) == []
+
+
+def test_the_token_beside_a_state_is_the_next_one(states):
+    ids = torch.randperm(500, generator=torch.Generator().manual_seed(2))[: ROWS + 2]
+    stages = dict(capture(states).stages)
+    right = capture(states, input_ids=ids[:ROWS], stages=stages | {"embedded_ids": ids[1 : ROWS + 1]})
+    late = capture(states, input_ids=ids[:ROWS], stages=stages | {"embedded_ids": ids[2:]})
+    assert kinds(right) == []
+    assert kinds(late) == ["align.shift"]
+
+
+def test_captures_are_read_as_they_were_written(states, tmp_path):
+    write_capture(capture(states, rank=1), tmp_path / "b.safetensors")
+    write_capture(capture(states), tmp_path / "a.safetensors")
+    first, second = read_capture(tmp_path)
+    assert (first.rank, second.rank, first.request) == (0, 1, "r")
+    assert torch.equal(first.streams(HIDDEN), stack(states, 0, 3))
+
+
+def test_a_folder_of_plain_tensors_is_one_capture(states, tmp_path):
+    torch.save(stack(states, 0, 3)[None].flatten(2), tmp_path / "aux_hidden_states.pt")
+    save_file({"x": torch.randn(ROWS, HIDDEN)}, tmp_path / "norm.safetensors")
+    [plain] = read_capture(tmp_path)
+    assert torch.equal(plain.streams(HIDDEN), stack(states, 0, 3))
+    assert sorted(plain.stages) == ["aux_hidden_states", "norm"]
+
+
+def test_captures_that_do_not_open_are_one_clear_error(states, tmp_path):
+    with pytest.raises(InputError, match="no tensor file"):
+        read_capture(tmp_path)
+    path = write_capture(capture(states), tmp_path / "a.safetensors")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match="damaged"):
+        read_capture(tmp_path)
+    save_file({"aux_hidden_states": torch.ones(2, 4), "input_ids": torch.ones(2)}, path)
+    with pytest.raises(InputError, match="positions"):
+        read_capture(tmp_path)
+
+
+def test_the_first_stage_that_differs_is_named():
+    reference = {"fc": torch.ones(2, 3), "norm": torch.ones(2, 3)}
+    diffs = compare_stages({"norm": torch.ones(2, 3) + 1e-6, "fc": torch.ones(2, 3) * 1.1}, reference)
+    assert [(diff.stage, diff.ok) for diff in diffs] == [("fc", False), ("norm", True)]
+    assert first_divergence(diffs) == "fc" and first_divergence(diffs[1:]) is None
+    with pytest.raises(InputError, match="at least one"):
+        compare_stages({}, {})
+    with pytest.raises(InputError, match="norm"):
+        compare_stages({"fc": torch.ones(2, 3)}, reference)

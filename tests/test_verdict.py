@@ -1,0 +1,69 @@
+"""The verdict against hand-written records: ranking, confidence, silence, too little evidence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagle3lib.findings.verdict import verdict
+
+STEMS = ("01_config_inspection", "02_manual_forward", "03_acceptance", "04_capture_diff", "05_throughput_sweep")
+
+
+def finding(kind: str, severity: str = "error", **more: object) -> dict[str, object]:
+    texts = dict(subject="s", evidence="e", consequence="c", remedy=f"mend {kind}", edits=[])
+    return {"kind": kind, "severity": severity, **texts, **more}
+
+
+def record(*findings: dict[str, object], status: str = "finished") -> dict[str, object]:
+    return {"status": status, "findings": list(findings), "results": {}}
+
+
+def test_incident_names_the_layers_before_the_flags_and_the_symptom_last() -> None:
+    said = verdict(
+        {
+            STEMS[0]: record(finding("flags.steps_tokens")),
+            STEMS[1]: record(finding("aux.layers")),
+            STEMS[2]: record(finding("acceptance.floor")),
+            STEMS[3]: record(finding("aux.layers")),
+        },
+        {},
+    )
+    assert [d.kind for d in said.diagnosis] == ["aux.layers", "flags.steps_tokens", "acceptance.floor"]
+    assert said.diagnosis[0].confidence == pytest.approx(0.99) and said.diagnosis[0].notebooks == (STEMS[1], STEMS[3])
+    assert said.healthy is False and said.next_step.startswith("aux.layers: mend aux.layers")
+
+
+def test_a_certain_limit_ranks_above_a_doubtful_cause() -> None:
+    said = verdict({STEMS[0]: record(finding("rope.theta", "warning"), finding("flags.steps_tokens"))}, {})
+    assert [d.kind for d in said.diagnosis] == ["flags.steps_tokens", "rope.theta"]
+
+
+@pytest.mark.parametrize(
+    ("records", "healthy"),
+    [
+        ({}, None),
+        ({STEMS[0]: record()}, None),
+        ({STEMS[1]: record()}, None),
+        ({STEMS[0]: record(), STEMS[1]: record(status="partial")}, None),
+        ({STEMS[0]: record(), STEMS[3]: record()}, True),
+        ({STEMS[0]: record(finding("rope.scaling", "note")), STEMS[2]: record()}, True),
+        ({STEMS[0]: record(finding("quality.undertrained", "warning"))}, False),
+    ],
+)
+def test_healthy_needs_files_and_behaviour(records: dict, healthy: bool | None) -> None:
+    said = verdict(records, {stem: "no record" for stem in STEMS if stem not in records})
+    assert said.healthy is healthy and bool(said.diagnosis) == (healthy is False) and said.next_step
+
+
+kinds = st.sampled_from(["aux.layers", "aux.order", "flags.lossy", "acceptance.floor", "vocab.map.absolute"])
+severities = st.sampled_from(["error", "warning", "note"])
+
+
+@given(st.dictionaries(st.sampled_from(STEMS), st.lists(st.builds(finding, kinds, severities), max_size=4)))
+def test_one_diagnosis_a_cause_with_a_confidence(found: dict[str, list]) -> None:
+    said = verdict({stem: record(*findings) for stem, findings in found.items()}, {})
+    told = {f["kind"] for findings in found.values() for f in findings if f["severity"] != "note"}
+    assert {d.kind for d in said.diagnosis} == told and len(said.diagnosis) == len(told)
+    assert all(0.5 <= d.confidence < 1 for d in said.diagnosis)

@@ -1,0 +1,127 @@
+"""Planted wirings are found again.
+
+The draft is a decoder of codes: each of its slots undoes the rotation of one boundary, and the sum of what the
+slots see is the code of the next token plus noise. Other boundaries carry the same code in another rotation, so
+that a wrong state says as little as it does to a real draft, and each slot that is set right helps a little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle3lib.errors import InputError
+from eagle3lib.maths.draft_weights import Draft, Layer, Linear
+from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.wiring_candidates import describe
+from eagle3lib.measuring.wiring_search import Material, Search, search_wiring
+from eagle3lib.reading.samples import Sample
+
+WIDTH, VOCAB, BOUNDARIES, TOKENS, PROMPT = 48, 160, 10, 90, 12
+CONFIGURED = Wiring(boundaries=(2, 5, 7))
+
+
+def planted(wiring: Wiring, noise: float = 0.5, seed: int = 0) -> tuple[Draft, list[Material]]:
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    def rotation() -> Tensor:
+        return torch.linalg.qr(normal(WIDTH, WIDTH)).Q
+
+    rotations = [rotation() for _ in range(BOUNDARIES)]
+    signs = normal(WIDTH).sign()  # the norm of the residual turns signs, so that it cannot go unnoticed
+    codes = normal(VOCAB, WIDTH)
+    zero = Linear(torch.zeros(WIDTH, WIDTH))
+    wide = Linear(normal(WIDTH, 2 * WIDTH) * 0.1)
+    layer = Layer(
+        q=wide, k=wide, v=wide, o=zero, gate=zero.weight, up=zero.weight, down=zero.weight,
+        post_norm=torch.ones(WIDTH), input_norm=torch.ones(WIDTH), hidden_norm=signs,
+    )  # fmt: skip
+    draft = Draft(
+        fc=Linear(torch.cat([rotations[k] for k in wiring.boundaries], 1)), input_norm=None, slot_norms=(),
+        layers=(layer,), norm=torch.ones(WIDTH), lm_head=codes * signs if wiring.norm_before_residual else codes,
+        own_embedding=None, target_embedding=normal(VOCAB, WIDTH), d2t=torch.zeros(VOCAB, dtype=torch.long),
+        slots=3, heads=4, kv_heads=4, head_dim=12, eps=1e-6, max_positions=512,
+    )  # fmt: skip
+    materials = []
+    for i in range(6):
+        ids = torch.randint(VOCAB, (TOKENS,), generator=draw)
+        sample = Sample(f"s{i}", ids, torch.arange(TOKENS) >= PROMPT, PROMPT)
+        meant = codes[ids.roll(-2 - wiring.shift)]  # row t, fed token t + 1 + shift, means the one after that
+        states = {k: (meant + noise * WIDTH**0.5 * normal(TOKENS, WIDTH) / 2) @ rotations[k] for k in range(BOUNDARIES)}
+        materials.append(Material(sample, states))
+    return draft, materials
+
+
+def found(wiring: Wiring, **how: object) -> Search:
+    draft, materials = planted(wiring)
+    return search_wiring(draft, CONFIGURED, materials, layers=BOUNDARIES - 1, **how)
+
+
+PLANTED = {
+    "the embedding first": CONFIGURED.but(boundaries=(0, 2, 5)),
+    "another order": CONFIGURED.but(boundaries=(7, 2, 5)),
+    "another numbering": CONFIGURED.but(boundaries=(3, 6, 8)),
+    "all slots, no pattern": CONFIGURED.but(boundaries=(8, 1, 4)),
+    "a shift": CONFIGURED.but(shift=1),
+    "the residual": CONFIGURED.but(norm_before_residual=True),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_wiring_is_found(name: str) -> None:
+    search = found(PLANTED[name])
+    best = search.candidates[0]
+    assert describe(best.wiring, PLANTED[name]) == "as configured", best.change
+    assert search.answer == "wiring" and search.better is best
+    assert best.gain_ci[0] > 0 and search.as_configured.gain == 0
+    assert search.idle_slots == ()
+
+
+def test_a_sound_draft_is_left_alone() -> None:
+    search = found(CONFIGURED)
+    assert search.candidates[0].change == "as configured"
+    assert (search.answer, search.better) == ("sound", None)
+
+
+def test_a_poor_draft_is_called_that() -> None:
+    draft, materials = planted(CONFIGURED, noise=6.0)
+    assert search_wiring(draft, CONFIGURED, materials).answer == "model"
+    draft, materials = planted(CONFIGURED.but(boundaries=(0, 2, 5)), noise=2.2)
+    assert search_wiring(draft, CONFIGURED, materials).answer == "both"
+
+
+def test_with_captured_states_only() -> None:
+    """What remains possible: other orders, and to say which slot is fed with none of the states at hand."""
+    truth = CONFIGURED.but(boundaries=(7, 2, 4))  # boundary 4 is not among the captured ones
+    draft, materials = planted(truth)
+    captured = [replace(m, states={k: m.states[k] for k in CONFIGURED.boundaries}) for m in materials]
+    search = search_wiring(draft, CONFIGURED, captured)
+    assert search.candidates[0].wiring.boundaries[:2] == (7, 2)
+    assert search.idle_slots == (2,)
+
+
+def test_the_embedding_is_at_hand_without_being_captured() -> None:
+    draft, materials = planted(CONFIGURED)
+    states = materials[0].stack(CONFIGURED.boundaries)
+    material = Material.of(materials[0].sample, states, CONFIGURED.boundaries, draft.target_embedding)
+    assert sorted(material.states) == [0, 2, 5, 7]
+    assert torch.equal(material.states[0], draft.target_embedding[materials[0].sample.input_ids])
+
+
+def test_one_request_decides_nothing() -> None:
+    draft, materials = planted(CONFIGURED.but(boundaries=(0, 2, 5)))
+    assert search_wiring(draft, CONFIGURED, materials[:1]).answer == "undecided"
+
+
+def test_states_that_are_not_at_hand_are_refused() -> None:
+    draft, materials = planted(CONFIGURED)
+    with pytest.raises(InputError, match="boundaries.*\\[12\\]"):
+        search_wiring(draft, CONFIGURED.but(boundaries=(2, 5, 12)), materials)
+    with pytest.raises(InputError, match="samples"):
+        search_wiring(draft, CONFIGURED, [])
