@@ -110,11 +110,7 @@ def window(p: Pair) -> None:
 #: kind, the fault, its healthy twin (silent on that kind as error or warning)
 CASES: list[tuple[str, Change, Change]] = [
     ("weights.missing", drop("lm_head.weight"), lambda p: None),
-    (
-        "weights.missing",
-        drop("midlayer.self_attn.k_proj.weight"),
-        lambda p: p.rename("midlayer.", "layers.0."),
-    ),
+    ("weights.missing", drop("midlayer.self_attn.k_proj.weight"), lambda p: p.rename("midlayer.", "layers.0.")),
     ("weights.unread", lambda p: p.rename("midlayer.", "draft_model.midlayer."), lambda p: p.rename("", "")),
     (
         "weights.unread",
@@ -134,19 +130,13 @@ CASES: list[tuple[str, Change, Change]] = [
     (
         "vocab.map.missing",
         drop("d2t"),
-        both(
-            drop("d2t", "t2d"), draft(draft_vocab_size=VOCAB), weights(lm_head__weight=torch.randn(VOCAB, H))
-        ),
+        both(drop("d2t", "t2d"), draft(draft_vocab_size=VOCAB), weights(lm_head__weight=torch.randn(VOCAB, H))),
     ),
     ("vocab.map.missing", drop("d2t", "t2d"), drop("t2d")),
     ("vocab.map.absolute", absolute, lambda p: None),
     ("vocab.map.absolute", both(drop("t2d"), absolute), drop("t2d")),
     ("vocab.map.range", put("d2t", (0,), VOCAB), lambda p: None),
-    (
-        "vocab.map.duplicates",
-        lambda p: p.weights["d2t"].__setitem__(1, p.weights["d2t"][0] - 1),
-        lambda p: None,
-    ),
+    ("vocab.map.duplicates", lambda p: p.weights["d2t"].__setitem__(1, p.weights["d2t"][0] - 1), lambda p: None),
     ("vocab.map.zero", both(drop("t2d"), lambda p: p.weights["d2t"].zero_()), drop("t2d")),
     (
         "vocab.map.dtype",
@@ -187,11 +177,7 @@ CASES: list[tuple[str, Change, Change]] = [
         both(family("GptOssForCausalLM"), lambda p: p.ids(2, 6, LAYERS)),
     ),
     ("aux.count", lambda p: p.ids(1, 5, 5), lambda p: None),
-    (
-        "aux.count",
-        lambda p: p.ids(1, 5),
-        both(lambda p: p.ids(1, 5), weights(fc__weight=torch.randn(H, 2 * H))),
-    ),
+    ("aux.count", lambda p: p.ids(1, 5), both(lambda p: p.ids(1, 5), weights(fc__weight=torch.randn(H, 2 * H)))),
     (
         "aux.count",
         both(lambda p: p.draft.pop("eagle_config"), family("LlamaForCausalLM", num_hidden_layers=5)),
@@ -212,16 +198,8 @@ CASES: list[tuple[str, Change, Change]] = [
     ),
     ("norm.fc", normed, both(normed, draft(fc_norm=True))),
     ("norm.fc", both(old, normed, draft(fc_norm=True)), both(normed, draft(use_aux_norm=True))),
-    (
-        "norm.head",
-        both(draft(norm_output=False), weights(norm__weight=torch.ones(H))),
-        draft(norm_output=False),
-    ),
-    (
-        "rope.theta",
-        both(draft(rope_theta=1000000, aux_hidden_states_layer_ids=[1, 5, 8])),
-        draft(rope_theta=1000000),
-    ),
+    ("norm.head", both(draft(norm_output=False), weights(norm__weight=torch.ones(H))), draft(norm_output=False)),
+    ("rope.theta", both(draft(rope_theta=1000000, aux_hidden_states_layer_ids=[1, 5, 8])), draft(rope_theta=1000000)),
     (
         "rope.theta",
         both(
@@ -230,10 +208,7 @@ CASES: list[tuple[str, Change, Change]] = [
             lambda p: p.draft.pop("rope_scaling"),
             draft(rope_parameters={"rope_theta": 5e5, "rope_type": "default"}),
         ),
-        both(
-            lambda p: p.draft.pop("rope_theta"),
-            draft(rope_parameters={"rope_theta": 5e5, "rope_type": "default"}),
-        ),
+        both(lambda p: p.draft.pop("rope_theta"), draft(rope_parameters={"rope_theta": 5e5, "rope_type": "default"})),
     ),
     (
         "rope.scaling",
@@ -245,11 +220,7 @@ CASES: list[tuple[str, Change, Change]] = [
         ),
         draft(rope_scaling={"type": "yarn", "factor": 32, "original_max_position_embeddings": 2048}),
     ),
-    (
-        "attention.window",
-        both(spec(), window),
-        both(spec(), window, flags("--speculative-draft-window-size 128")),
-    ),
+    ("attention.window", both(spec(), window), both(spec(), window, flags("--speculative-draft-window-size 128"))),
     ("attention.window", flags("--speculative-draft-window-size 128"), lambda p: None),
     (
         "context.length",

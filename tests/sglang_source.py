@@ -32,8 +32,5 @@ def method(file: str, owner: str, name: str, namespace: dict[str, Any]) -> Calla
     function.decorator_list = []
     future = ast.parse("from __future__ import annotations").body
     scope = dict(namespace)
-    exec(
-        compile(ast.Module(body=[*future, function], type_ignores=[]), f"{file}.{owner}.{name}", "exec"),
-        scope,
-    )
+    exec(compile(ast.Module(body=[*future, function], type_ignores=[]), f"{file}.{owner}.{name}", "exec"), scope)
     return scope[name]

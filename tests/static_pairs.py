@@ -98,11 +98,7 @@ class Pair:
             "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
         }
-        inner = {
-            k: v
-            for k, v in d.items()
-            if k not in (*top, "eagle_config", "tie_word_embeddings", "torch_dtype")
-        }
+        inner = {k: v for k, v in d.items() if k not in (*top, "eagle_config", "tie_word_embeddings", "torch_dtype")}
         self.draft = {**top, "transformer_layer_config": inner, **fields}
         self.rename("midlayer.", "layers.0.")
 
@@ -115,8 +111,5 @@ class Pair:
             (folder / name).mkdir(exist_ok=True, parents=True)
             (folder / name / "config.json").write_text(json.dumps(config))
             if weights:
-                save_file(
-                    {k: v.contiguous().clone() for k, v in weights.items()},
-                    folder / name / "model.safetensors",
-                )
+                save_file({k: v.contiguous().clone() for k, v in weights.items()}, folder / name / "model.safetensors")
         return folder / "draft", folder / "target"

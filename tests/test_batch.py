@@ -37,15 +37,11 @@ results = {"healthy": False, "next_step": "apply the <edits>", "diagnosis": [
 def write_notebook(folder: Path, stem: str, work: str = "results = {}", tag: str = "parameters") -> None:
     """A notebook whose saved kernel is some venv of its author's."""
     cell = nbformat.v4.new_code_cell(render_parameters_cell(MODELS[stem]), metadata={"tags": [tag]})
-    start = (
-        f"from eagle3lib.telling.records import start\nrun = start({stem!r}, globals())\np = run.parameters"
-    )
+    start = f"from eagle3lib.telling.records import start\nrun = start({stem!r}, globals())\np = run.parameters"
     body = [cell, *map(nbformat.v4.new_code_cell, (start, work, "run.finish(results)"))]
     kernel = {"name": "my-venv", "display_name": "My venv", "language": "python"}
     folder.mkdir(exist_ok=True)
-    nbformat.write(
-        nbformat.v4.new_notebook(cells=body, metadata={"kernelspec": kernel}), folder / f"{stem}.ipynb"
-    )
+    nbformat.write(nbformat.v4.new_notebook(cells=body, metadata={"kernelspec": kernel}), folder / f"{stem}.ipynb")
 
 
 @pytest.fixture
@@ -68,22 +64,14 @@ def command(bench: Path, plan: dict[str, Any], *options: str) -> list[str]:
 def run(bench: Path, plan: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        command(bench, plan, *options),
-        cwd=bench,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
+        command(bench, plan, *options), cwd=bench, env=environment, capture_output=True, text=True, timeout=300
     )
 
 
 def test_the_story_of_a_fault_and_its_cure(bench: Path) -> None:
     plan = {
         "out": "runs/demo",
-        "defaults": {
-            "draft": "draft",
-            "launch": "serve --speculative-draft-model-path draft --x '{run_dir}/{y}'",
-        },
+        "defaults": {"draft": "draft", "launch": "serve --speculative-draft-model-path draft --x '{run_dir}/{y}'"},
         "runs": [
             {"name": "incident", "notebooks": ["06"]},
             {"name": "cured", "cured_from": "incident", "notebooks": [1]},
@@ -114,15 +102,10 @@ def test_failures_stay_where_they_are(bench: Path) -> None:
     write_notebook(notebooks, "02_manual_forward", orphan + "import os\nos.kill(os.getpid(), 9)")
     write_notebook(notebooks, "03_acceptance", "raise ValueError('token=hf_abcDEF1234567 is <bad>')")
     write_notebook(notebooks, "04_capture_diff", "import sys\nsys.exit()")
-    plan = {
-        "out": "runs",
-        "runs": [{"name": "bad", "notebooks": [2, 3, 4, 6]}, {"name": "good", "notebooks": [1]}],
-    }
+    plan = {"out": "runs", "runs": [{"name": "bad", "notebooks": [2, 3, 4, 6]}, {"name": "good", "notebooks": [1]}]}
     done = run(bench, plan, "--jobs", "2")
     assert done.returncode == 1, done.stderr
-    assert not any(
-        "987.25" in process.cmdline() for process in psutil.process_iter(["cmdline"]) if _alive(process)
-    )
+    assert not any("987.25" in process.cmdline() for process in psutil.process_iter(["cmdline"]) if _alive(process))
     assert "the kernel died" in done.stderr and "the notebook ended early" in done.stderr
     written = {path.name for path in (bench / "runs").rglob("*.json")}
     assert written == {"06_verdict.json", "01_config_inspection.json"}
@@ -180,20 +163,10 @@ def test_interrupt_leaves_nothing_running(bench: Path) -> None:
 
 
 def test_plain_papermill_refuses_what_it_only_warns_about(bench: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "papermill",
-        "notebooks/01_config_inspection.ipynb",
-        "out.ipynb",
-        "-k",
-        "python3",
-    ]
+    command = [sys.executable, "-m", "papermill", "notebooks/01_config_inspection.ipynb", "out.ipynb", "-k", "python3"]
     parameters = ["-p", "run_dir", "here", "-p", "longest_prompts", "5"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command + parameters, cwd=bench, env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(command + parameters, cwd=bench, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "use the nearest known name, longest_prompt" in done.stderr
     assert not (bench / "here").exists()
 

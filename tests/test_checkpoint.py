@@ -196,10 +196,7 @@ def test_pickles_that_lie_about_sizes_or_hold_other_things_are_refused(tmp_path:
         with pytest.raises(UnsafeFile):
             Checkpoint.open(tmp_path)
     torch.save({"a": torch.zeros(4)}, tmp_path / "plain")
-    with (
-        zipfile.ZipFile(tmp_path / "plain") as plain,
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
+    with zipfile.ZipFile(tmp_path / "plain") as plain, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
     with pytest.raises(UnsafeFile, match="compressed"):

@@ -58,10 +58,7 @@ def test_one_sixteen_is_cured_by_the_usual_chain(tmp_path: Path) -> None:
     found = look(pair, tmp_path)
     (finding,) = found.findings
     assert (finding.kind, finding.severity) == ("flags.steps_tokens", "error")
-    assert (
-        "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
-        in finding.remedy
-    )
+    assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in finding.remedy
     assert found.served.speculation.num_draft_tokens == 2
     edits = {edit.key: edit.value for edit in finding.edits}
     assert found.launch.render(edits) == (
@@ -81,8 +78,7 @@ def test_the_embedding_as_a_state_is_cured_by_family_and_version(
     config, _ = corrected_config(found)
     if ids is None:
         assert any(
-            f.kind == "arch.unsupported" or "family" in f.evidence or "no EAGLE-3" in f.evidence
-            for f in found.findings
+            f.kind == "arch.unsupported" or "family" in f.evidence or "no EAGLE-3" in f.evidence for f in found.findings
         )
         assert not any(edit.key.startswith("eagle_config") for f in found.findings for edit in f.edits)
     else:
@@ -225,9 +221,7 @@ FLAG_LINES = st.lists(
 TENSORS = st.builds(
     lambda shape, dtype, scale: (torch.ones(shape) * scale).to(dtype),
     st.sampled_from([(), (0,), (1,), (SMALL,), (H,), (VOCAB, H), (SMALL, H), (0, H), (2, 3, 4), (H, 3 * H)]),
-    st.sampled_from(
-        [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.float8_e4m3fn]
-    ),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.float8_e4m3fn]),
     st.sampled_from([0, 1, 7, -5]),
 )
 NAMES = st.sampled_from(

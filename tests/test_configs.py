@@ -26,20 +26,10 @@ from eagle3lib.reading.target_config import FAMILIES, TargetConfig
 
 CONFIGS = Path(__file__).parent / "data" / "public_configs"
 LLAMA = TargetConfig.from_dict(
-    {
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "vocab_size": 128256,
-    }
+    {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 128256}
 )
 KIMI = TargetConfig.from_dict(
-    {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "num_hidden_layers": 61,
-        "hidden_size": 7168,
-        "vocab_size": 163840,
-    }
+    {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 61, "hidden_size": 7168, "vocab_size": 163840}
 )
 
 
@@ -56,11 +46,7 @@ def public(name: str) -> DraftConfig:
             {"aux_ids": (2, 30, 58), "hidden_size": 7168, "draft_vocab_size": 32000},
         ),
         ("angelslim-qwen3-1.7b-eagle3", "angelslim", {"tied": True, "reduced": True, "window": None}),
-        (
-            "eagle-traineagle3-llama31-8b",
-            "eagle",
-            {"head_dim": 128, "draft_vocab": 32000, "dtype": "float16"},
-        ),
+        ("eagle-traineagle3-llama31-8b", "eagle", {"head_dim": 128, "draft_vocab": 32000, "dtype": "float16"}),
         (
             "nm-testing_EAGLE3-LLaMA3.1-Instruct-8B-converted",
             "speculators",
@@ -76,11 +62,7 @@ def public(name: str) -> DraftConfig:
             "speculators",
             {"norm_before_fc": True, "norm_before_residual": True, "draft_vocab_size": 64000, "head_dim": 64},
         ),
-        (
-            "specforge-deepseek-r1-eagle3",
-            "sglang",
-            {"architecture": "DeepseekV3ForCausalLMEagle3", "head_dim": None},
-        ),
+        ("specforge-deepseek-r1-eagle3", "sglang", {"architecture": "DeepseekV3ForCausalLMEagle3", "head_dim": None}),
         ("specforge-gpt-oss-20B-eagle3", "sglang", {"aux_ids": (1, 11, 21), "max_positions": 4096}),
     ],
 )
@@ -108,12 +90,7 @@ def test_what_is_assumed_is_listed() -> None:
             "llama3",
             "rope_parameters",
         ),
-        (
-            {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "rope_theta": 5e5},
-            1e6,
-            "default",
-            "both",
-        ),
+        ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "rope_theta": 5e5}, 1e6, "default", "both"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 7.0}}}, 7.0, "default", "rope_parameters"),
         ({"rope_theta": None, "rope_scaling": None}, 1e4, "default", "absent"),
     ],
@@ -176,32 +153,16 @@ def test_targets_flat_and_nested() -> None:
         "rope_theta": 5e4,
         "max_position_embeddings": 64,
     }
-    nested = TargetConfig.from_dict(
-        {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": text}
-    )
-    assert (nested.family, nested.layers, nested.rope.theta, nested.max_positions) == (
-        "kimi_k25",
-        61,
-        5e4,
-        64,
-    )
+    nested = TargetConfig.from_dict({"architectures": ["KimiK25ForConditionalGeneration"], "text_config": text})
+    assert (nested.family, nested.layers, nested.rope.theta, nested.max_positions) == ("kimi_k25", 61, 5e4, 64)
     assert TargetConfig.from_dict({**text, "architectures": ["Gemma3ForCausalLM"]}).tied
     strange = TargetConfig.from_dict(
         {**text, "architectures": ["NewForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
     )
-    assert (
-        strange.family == "unknown" and "NewForCausalLM" in strange.notes[0] and strange.quantization == "fp8"
+    assert strange.family == "unknown" and "NewForCausalLM" in strange.notes[0] and strange.quantization == "fp8"
+    assert {"llama", "qwen3_moe", "qwen3_next", "deepseek_v2", "gpt_oss", "gemma3", "llama4", "minimax_m2"} <= set(
+        FAMILIES.values()
     )
-    assert {
-        "llama",
-        "qwen3_moe",
-        "qwen3_next",
-        "deepseek_v2",
-        "gpt_oss",
-        "gemma3",
-        "llama4",
-        "minimax_m2",
-    } <= set(FAMILIES.values())
     with pytest.raises(InputError, match="num_hidden_layers"):
         TargetConfig.from_dict({"architectures": ["LlamaForCausalLM"]})
 
@@ -226,9 +187,7 @@ def test_targets_flat_and_nested() -> None:
         ({}, None, None, 0),
     ],
 )
-def test_trained_boundaries(
-    raw: dict, target: TargetConfig | None, boundaries: tuple | None, candidates: int
-) -> None:
+def test_trained_boundaries(raw: dict, target: TargetConfig | None, boundaries: tuple | None, candidates: int) -> None:
     found = trained_wiring(DraftConfig.from_dict(raw), target, None)
     assert (found.boundaries, len(found.candidates)) == (boundaries, candidates)
     assert found.reason and (found.wiring is None) is (boundaries is None)

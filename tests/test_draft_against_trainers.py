@@ -1,19 +1,17 @@
-"""Our forward pass against the trainers' own classes, in float32: states, logits and argmax at every depth."""
+"""Our forward pass against the trainers' own classes in float32: states, logits, argmax at every depth."""
 
 from __future__ import annotations
-
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3lib.maths.draft import Chains, combine, depth_states, forward, head_weight, target_ids
+from eagle3lib.maths.draft import combine, depth_states, forward, head_weight
 from eagle3lib.maths.draft_weights import Draft, Layer, Linear
 from eagle3lib.maths.kernels import chain_attention, plain_chain_attention, rms_norm
 from eagle3lib.maths.trace import trace
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.accuracy import teacher, trainer_counts
 
 VOCAB, DRAFT_VOCAB, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, EPS = 120, 80, 48, 96, 4, 2, 16, 1e-5
 TOKENS, DEPTHS = 37, 4
@@ -66,7 +64,9 @@ def sample(slots: int = 3) -> tuple[Tensor, Tensor]:
     return states, torch.randint(VOCAB, (TOKENS,), generator=draw)
 
 
-def ours(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths: int, **how: object) -> tuple[list[Tensor], list[Tensor]]:
+def ours(
+    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths: int, **how: object
+) -> tuple[list[Tensor], list[Tensor]]:
     """States and logits of each depth, for the rows whose fed token is known."""
     hidden = combine(draft, wiring, states)
     seen = known(list(depth_states(draft, wiring, hidden, tokens, depths, **how)), tokens)
@@ -86,7 +86,12 @@ def assert_same(mine: list[Tensor], theirs: list[Tensor], logits: bool = False) 
             assert (a.argmax(-1) == b.argmax(-1))[clear].all(), f"depth {depth}: another argmax"
 
 
+def rope_parameters(wiring: Wiring) -> dict:
+    return {"rope_type": "default", "rope_theta": wiring.rope_theta, **(wiring.rope_scaling or {})}
+
+
 # ---- speculators ----
+
 
 def speculators_model(draft: Draft, wiring: Wiring):  # noqa: ANN201
     pytest.importorskip("speculators")
@@ -99,10 +104,11 @@ def speculators_model(draft: Draft, wiring: Wiring):  # noqa: ANN201
     kind = Qwen3Config if qwen else LlamaConfig
     config = kind(
         vocab_size=VOCAB, hidden_size=draft.width, intermediate_size=draft.layers[0].gate.shape[0],
-        num_hidden_layers=len(draft.layers), num_attention_heads=draft.heads, num_key_value_heads=draft.kv_heads,
+        num_hidden_layers=len(draft.layers), num_attention_heads=draft.heads,
+        num_key_value_heads=draft.kv_heads,
         head_dim=draft.head_dim, rms_norm_eps=draft.eps, max_position_embeddings=draft.max_positions,
         attention_bias=wiring.attention_bias,
-        rope_parameters={"rope_type": "default", "rope_theta": wiring.rope_theta, **(wiring.rope_scaling or {})},
+        rope_parameters=rope_parameters(wiring),
     )  # fmt: skip
     if wiring.window:
         config.sliding_window, config.layer_types = wiring.window, ["sliding_attention"] * len(draft.layers)
@@ -115,7 +121,8 @@ def speculators_model(draft: Draft, wiring: Wiring):  # noqa: ANN201
         fc_norm=wiring.fc_norm, norm_output=wiring.norm_output,
         eagle_aux_hidden_state_layer_ids=list(range(draft.slots)),
         speculators_config=SpeculatorsConfig(
-            algorithm="eagle3", proposal_methods=[proposal], default_proposal_method="greedy", verifier=verifier
+            algorithm="eagle3", verifier=verifier,
+            proposal_methods=[proposal], default_proposal_method="greedy",
         ),
     ))  # fmt: skip
     return model.eval()
@@ -125,7 +132,10 @@ def speculators_run(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor
     model = speculators_model(draft, wiring)
     weights = named(draft, "layers.0.", wiring)
     weights |= {"embed_tokens.weight": draft.target_embedding, "t2d": torch.zeros(VOCAB, dtype=torch.bool)}
-    weights |= {f"verifier_{name}": draft.norm if name == "norm.weight" else draft.lm_head for name in ("norm.weight", "lm_head.weight")}
+    weights |= {
+        f"verifier_{name}": draft.norm if name == "norm.weight" else draft.lm_head
+        for name in ("norm.weight", "lm_head.weight")
+    }
     model.load_state_dict(weights, strict=True)
     seen, logits = [], []
     model.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0][0].clone()))
@@ -221,7 +231,7 @@ def test_equals_specforge(name: str) -> None:
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=INNER, num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, rms_norm_eps=EPS, max_position_embeddings=256,
-        rope_parameters={"rope_type": "default", "rope_theta": wiring.rope_theta, **(wiring.rope_scaling or {})},
+        rope_parameters=rope_parameters(wiring),
         draft_vocab_size=DRAFT_VOCAB, pad_token_id=0, **fields,
     )  # fmt: skip
     with torch.compiler.set_stance("force_eager"), torch.no_grad():
@@ -264,73 +274,6 @@ def test_shift_moves_the_states() -> None:
     moved = torch.cat([states[:1] * 0, states[:-1]])
     mine = ours(draft, CLASSIC.but(shift=1), states, tokens, DEPTHS)[0]
     assert_same(mine, ours(draft, CLASSIC, moved, tokens, DEPTHS)[0])
-
-
-# ---- the trainers' own accuracies ----
-
-
-def agreeing_teacher(draft: Draft, chains: Chains, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Last states and a head of a target that says what the draft proposes at most places of every fourth chain.
-
-    (A random draft beside a random target would never be right.)
-    """
-    draw = torch.Generator().manual_seed(3)
-    head = torch.randn(VOCAB, WIDTH, generator=draw)
-    wanted = torch.randint(VOCAB, (TOKENS,), generator=draw)
-    for row in range(0, TOKENS - 1 - DEPTHS, DEPTHS):
-        meant = torch.rand(DEPTHS, generator=draw) < 0.7
-        there = slice(row + 1, row + 1 + DEPTHS)  # what is said after token t + d is token t + 1 + d
-        wanted[there] = torch.where(meant, chains.proposed[:, row], wanted[there])
-    return head[wanted] / draft.norm, head  # so that the normed state is a row of the head
-
-
-def test_accuracies_as_speculators_reports_them() -> None:
-    pytest.importorskip("speculators")
-    from speculators.losses import resolve_loss_config
-
-    draft, (states, tokens) = random_draft(), sample()
-    ids, mask = target_ids(draft, CLASSIC), torch.arange(TOKENS) >= 9
-    chains = forward(draft, CLASSIC, states, tokens, DEPTHS)
-    last, head = agreeing_teacher(draft, chains, tokens)
-    model = speculators_model(draft, CLASSIC)
-    weights = named(draft, "layers.0.", CLASSIC)
-    weights |= {"verifier_norm.weight": draft.norm, "verifier_lm_head.weight": head[ids]}
-    weights |= {"embed_tokens.weight": draft.target_embedding, "t2d": torch.zeros(VOCAB, dtype=torch.bool)}
-    model.load_state_dict(weights)
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        _, _, metrics = model(
-            hidden_states=states[:-1].flatten(1)[None], input_ids=tokens[None, 1:],
-            document_ids=torch.zeros(1, TOKENS - 1, dtype=torch.long), loss_mask=mask[None, 1:],
-            verifier_last_hidden_states=last[None, 1:], ttt_steps=DEPTHS, loss_config=resolve_loss_config("ce", "eager"),
-        )  # fmt: skip
-    said = teacher(rms_norm(last, draft.norm, EPS), head, ids)
-    for name in ("full_acc", "cond_acc"):
-        top, bottom = trainer_counts(f"speculators {name}", chains, said, mask)
-        assert top.sum() > 5
-        for d in range(DEPTHS):
-            assert (top[d], bottom[d]) == (metrics[f"{name}_{d}_sum"], metrics[f"{name}_{d}_total"]), (name, d)
-
-
-def test_accuracies_as_specforge_counts_them() -> None:
-    pytest.importorskip("specforge")
-    from specforge.algorithms.eagle3.model import _compute_metric_counts
-
-    draft, (states, tokens) = random_draft(), sample()
-    mask = torch.arange(TOKENS) >= 9
-    chains = forward(draft, CLASSIC, states, tokens, DEPTHS)
-    last, head = agreeing_teacher(draft, chains, tokens)
-    said = teacher(rms_norm(last, draft.norm, EPS), head, target_ids(draft, CLASSIC))
-    top, bottom = trainer_counts("specforge acc", chains, said, mask)
-    logits = ours(draft, CLASSIC, states, tokens, DEPTHS)[1]
-    theirs = mask.long().clone()
-    theirs[-1] = 0  # as its offline reader does
-    assert top.sum() > 5
-    for d in range(DEPTHS):
-        padded = F.pad(logits[d], (0, 0, 0, d + 1))[None]
-        truth, counted = F.pad(said.full[1 + d :], (0, 1 + d), value=-1), F.pad(theirs[d:], (0, d))
-        with torch.compiler.set_stance("force_eager"):
-            correct, total = _compute_metric_counts(padded, truth[None], counted[None, :, None], draft.d2t)
-        assert (top[d], bottom[d]) == (correct, total)
 
 
 def test_a_trace_ends_with_what_forward_proposes() -> None:

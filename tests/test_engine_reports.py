@@ -148,9 +148,7 @@ def test_what_is_no_report_is_one_clear_error(text):
 
 
 def test_saved_responses_are_engine_reports_and_samples(tmp_path):
-    steps = accepted_per_step(
-        [1, 2, 4, 7], {"spec_correct_drafts_histogram": [1, 1, 0, 1]}
-    )  # the last was cut
+    steps = accepted_per_step([1, 2, 4, 7], {"spec_correct_drafts_histogram": [1, 1, 0, 1]})  # the last was cut
     response = Response(0, (5, 6), (7, 8, 9), NEW, 0.5, "maths", steps)
     path = save_responses([response, response], tmp_path / "served.jsonl")
     [report] = read_engine_reports(path)

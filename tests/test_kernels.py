@@ -18,7 +18,8 @@ def random(seed: int, *shape: int, scale: float = 1.0) -> Tensor:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    rows=st.integers(1, 20), first=st.integers(0, 12), depth=st.integers(1, 5), kv_heads=st.sampled_from([1, 2]),
+    rows=st.integers(1, 20), first=st.integers(0, 12), depth=st.integers(1, 5),
+    kv_heads=st.sampled_from([1, 2]),
     group=st.sampled_from([1, 3]), window=st.none() | st.integers(1, 15), seed=st.integers(0, 99),
     scale=st.sampled_from([0.1, 1.0, 12.0]),
 )  # fmt: skip
@@ -26,7 +27,10 @@ def test_fast_attention_is_plain_attention(
     rows: int, first: int, depth: int, kv_heads: int, group: int, window: int | None, seed: int, scale: float
 ) -> None:
     q = random(seed, rows, kv_heads * group, 8, scale=scale)
-    keys = [random(seed + 1, first + rows, kv_heads, 8), *(random(seed + d, rows, kv_heads, 8) for d in range(2, depth + 1))]
+    keys = [
+        random(seed + 1, first + rows, kv_heads, 8),
+        *(random(seed + d, rows, kv_heads, 8) for d in range(2, depth + 1)),
+    ]
     values = [random(seed + 9, *key.shape) for key in keys]
     plain = plain_chain_attention(q, keys, values, first, window)
     torch.testing.assert_close(chain_attention(q, keys, values, first, window), plain, rtol=1e-4, atol=1e-5)

@@ -31,11 +31,7 @@ def test_a_pasted_line_is_read_whole() -> None:
     assert line.set_in_env("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
     assert line.text("model_path") == "/models/My Model"
     assert line.text("speculative_draft_model_path") == "/models/draft"
-    assert [line.integer(f"speculative_{n}") for n in ("num_steps", "eagle_topk", "num_draft_tokens")] == [
-        3,
-        1,
-        4,
-    ]
+    assert [line.integer(f"speculative_{n}") for n in ("num_steps", "eagle_topk", "num_draft_tokens")] == [3, 1, 4]
     assert line.json("json_model_override_args") == {"rope_theta": 1e6, "a": [1, "--x"]}
     assert line.flags["cuda_graph_bs"] == ["1", "2", "4"] and line.integer("tp_size") == 2
     assert line.switch("trust_remote_code") and not line.switch("enable_dp_attention")
@@ -49,11 +45,7 @@ def test_a_pasted_line_is_read_whole() -> None:
         ("sglang serve org/model --tp-size 2", "sglang", {"model_path": "org/model", "tp_size": "2"}),
         ("--speculative-num-step 3", "", {"speculative_num_steps": "3"}),
         ("vllm serve m --speculative-config '{}'", "vllm", {"speculative_config": "{}", "model_path": "m"}),
-        (
-            "/opt/env/bin/python -m sglang.launch_server --disable-cuda-graph",
-            "sglang",
-            {"disable_cuda_graph": True},
-        ),
+        ("/opt/env/bin/python -m sglang.launch_server --disable-cuda-graph", "sglang", {"disable_cuda_graph": True}),
         ("--a= --b=1=2", "", {"a": "", "b": "1=2"}),
         ("   ", "", {}),
     ],
@@ -104,9 +96,7 @@ def test_a_changed_line_is_the_line_with_the_change() -> None:
     assert Launch.parse(line.render({})).flags == line.flags
 
 
-@pytest.mark.parametrize(
-    "text", ["--a 'b", '{"a": NaN}', "{", '{"a": 1, "a": 2}', "x" * (2 << 20), "{" * 9999]
-)
+@pytest.mark.parametrize("text", ["--a 'b", '{"a": NaN}', "{", '{"a": 1, "a": 2}', "x" * (2 << 20), "{" * 9999])
 def test_text_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         Launch.parse(text)
@@ -115,9 +105,9 @@ def test_text_that_cannot_be_read_is_refused(text: str) -> None:
 @pytest.mark.parametrize("value", ["three", "", "1.5", "1 2"])
 def test_values_of_the_wrong_type_are_refused(value: str) -> None:
     with pytest.raises(InputError, match="--speculative-num-steps"):
-        Launch.parse(
-            f"--speculative-num-steps={value}" if " " not in value else "--speculative-num-steps 1 2"
-        ).integer("speculative_num_steps")
+        Launch.parse(f"--speculative-num-steps={value}" if " " not in value else "--speculative-num-steps 1 2").integer(
+            "speculative_num_steps"
+        )
 
 
 @pytest.mark.parametrize(
@@ -125,13 +115,7 @@ def test_values_of_the_wrong_type_are_refused(value: str) -> None:
     [
         ("--speculative-algorithm EAGLE3", "LlamaForCausalLM", "0.5.23", (5, 4, 8), False),
         ("--speculative-algorithm EAGLE3", "Qwen3ForCausalLM", "0.5.23", (3, 1, 4), False),
-        (
-            "--speculative-num-steps 3 --speculative-eagle-topk 1",
-            "LlamaForCausalLM",
-            "0.5.23",
-            (3, 1, 4),
-            False,
-        ),
+        ("--speculative-num-steps 3 --speculative-eagle-topk 1", "LlamaForCausalLM", "0.5.23", (3, 1, 4), False),
         (
             "--speculative-num-steps 1 --speculative-eagle-topk 1 --speculative-num-draft-tokens 16",
             "",
@@ -173,11 +157,7 @@ WORDS = st.text(alphabet="ab1-=\"'\\{}$& ;>#\n", max_size=12)
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    text=st.lists(st.one_of(WORDS, st.just("--speculative-num-steps"), st.just("A=1")), max_size=8).map(
-        " ".join
-    )
-)
+@given(text=st.lists(st.one_of(WORDS, st.just("--speculative-num-steps"), st.just("A=1")), max_size=8).map(" ".join))
 def test_any_text_is_read_or_refused_and_rendered_alike(text: str) -> None:
     try:
         found = Launch.parse(text)

@@ -47,20 +47,13 @@ def real_loads(draft: DraftConfig, names: list[str]) -> set[str]:
         name: SimpleNamespace(weight_loader=lambda *_, name=name: loaded.add(name))
         for name in map(fused, parameters(draft, "0.5.23"))
     }
-    model = SimpleNamespace(
-        named_parameters=lambda: params.items(), hot_token_id=None, post_load_weights=lambda: None
-    )
+    model = SimpleNamespace(named_parameters=lambda: params.items(), hot_token_id=None, post_load_weights=lambda: None)
     file, owner = (
-        ("kimi_k25_eagle3", "Eagle3DeepseekV2ForCausalLM")
-        if draft.mla
-        else ("llama_eagle3", "LlamaForCausalLMEagle3")
+        ("kimi_k25_eagle3", "Eagle3DeepseekV2ForCausalLM") if draft.mla else ("llama_eagle3", "LlamaForCausalLMEagle3")
     )
     silent = SimpleNamespace(warning=lambda *_: None)
     load = method(
-        file,
-        owner,
-        "load_weights",
-        {"torch": torch, "re": re, "logger": silent, "default_weight_loader": None},
+        file, owner, "load_weights", {"torch": torch, "re": re, "logger": silent, "default_weight_loader": None}
     )
     load(model, [(name, torch.zeros(2, 2)[0].long()) for name in names])
     return loaded | ({"d2t"} if model.hot_token_id is not None else set())
@@ -118,13 +111,10 @@ REAL = [
 @pytest.mark.parametrize("mla", [False, True])
 @settings(max_examples=150, deadline=None)
 @given(
-    name=st.one_of(st.sampled_from(REAL), st.lists(PIECES, min_size=1, max_size=5).map(".".join)),
-    normed=st.booleans(),
+    name=st.one_of(st.sampled_from(REAL), st.lists(PIECES, min_size=1, max_size=5).map(".".join)), normed=st.booleans()
 )
 def test_one_tensor_goes_where_the_engine_puts_it(mla: bool, name: str, normed: bool) -> None:
-    draft = DraftConfig.from_dict(
-        {**CONFIG, **(MLA if mla else {}), "fc_norm": normed, "norm_before_fc": normed}
-    )
+    draft = DraftConfig.from_dict({**CONFIG, **(MLA if mla else {}), "fc_norm": normed, "norm_before_fc": normed})
     where = engine_name(name, parameters(draft, "0.5.23"), draft, "0.5.23")
     expected = set() if where in (None, "t2d") else {fused(where)}
     if "a_proj" in name and mla:

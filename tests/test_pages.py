@@ -25,9 +25,7 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 def executed(*outputs: NotebookNode, source: str = "draw()", **metadata: Any) -> NotebookNode:
     cells = [
-        new_markdown_cell(
-            "# Does it fit?\n\nSee [the paper](https://example.org/p) ![x](https://example.org/x.png)"
-        ),
+        new_markdown_cell("# Does it fit?\n\nSee [the paper](https://example.org/p) ![x](https://example.org/x.png)"),
         new_code_cell("secret_default = 1", metadata={"tags": ["parameters"]}),
         new_code_cell("# Parameters\nrun_dir = '/home/bob/x'", metadata={"tags": ["injected-parameters"]}),
         new_code_cell(source, outputs=list(outputs)),
@@ -47,9 +45,7 @@ class Outward(HTMLParser):
         if tag in ("script", "iframe", "object", "embed", "link", "base"):
             self.found.append(tag)
         for name, value in attributes:
-            away = re.match(r"\s*([a-z]+:|//)", value or "", re.I) and not (value or "").startswith(
-                "data:image/"
-            )
+            away = re.match(r"\s*([a-z]+:|//)", value or "", re.I) and not (value or "").startswith("data:image/")
             if name.startswith("on") or (name in ("src", "href", "srcset", "data", "action") and away):
                 self.found.append(f"{tag} {name}={value}")
 
@@ -78,10 +74,7 @@ def test_a_page_is_self_contained() -> None:
 @pytest.mark.parametrize("state", [{}, {"state": {}}, {"state": {"m": {"model_name": "HTMLModel"}}}])
 def test_widgets_and_their_state_are_dropped(state: dict[str, Any]) -> None:
     """nbconvert 1731: a tqdm widget leaves metadata.widgets without ``state`` and the export raises."""
-    view = {
-        "application/vnd.jupyter.widget-view+json": {"model_id": "m"},
-        "text/plain": "HBox(children=(1, 2))",
-    }
+    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "m"}, "text/plain": "HBox(children=(1, 2))"}
     widgets = {"application/vnd.jupyter.widget-state+json": {"version_major": 2, "version_minor": 0, **state}}
     html = page_html(executed(new_output("display_data", view), widgets=widgets), "x", None)
     assert "HBox" not in html and "widget" not in html.split("</style>")[1]
@@ -113,8 +106,7 @@ def test_a_failed_notebook_has_a_page_with_its_error() -> None:
 
 def test_a_page_stays_under_its_limit() -> None:
     big = [
-        new_output("display_data", {"image/png": base64.b64encode(os.urandom(n)).decode()})
-        for n in (900_000, 700_000)
+        new_output("display_data", {"image/png": base64.b64encode(os.urandom(n)).decode()}) for n in (900_000, 700_000)
     ]
     long = new_output("stream", name="stdout", text="line\n" * 400_000)
     html = page_html(executed(*big, long), "x", None)
@@ -131,9 +123,7 @@ def test_code_is_folded_or_absent(tmp_path: Path) -> None:
 
 
 def test_the_executed_notebook_is_masked_and_still_a_notebook() -> None:
-    nb = executed(
-        new_output("execute_result", {"text/plain": "'/home/bob' --api-key abc"}, execution_count=1)
-    )
+    nb = executed(new_output("execute_result", {"text/plain": "'/home/bob' --api-key abc"}, execution_count=1))
     nb.metadata["papermill"] = {"parameters": {"launch": "--api-key abc"}}
     masked = masked_notebook(nb)
     nbformat.validate(masked)
@@ -168,13 +158,7 @@ def test_the_index_tells_the_story(tmp_path: Path) -> None:
     ]
     write_index(tmp_path, "demo", [("incident", outcomes), ("later", [Outcome("06_verdict")])])
     html = (tmp_path / "index.html").read_text()
-    expected = [
-        "aux.layers",
-        "97 %",
-        "1.03",
-        "<b>1.02</b> as configured",
-        "<b>2.31</b> with boundaries 0, 3, 16",
-    ]
+    expected = ["aux.layers", "97 %", "1.03", "<b>1.02</b> as configured", "<b>2.31</b> with boundaries 0, 3, 16"]
     for words in (*expected, "incident/06_verdict.html", "later", "port"):
         assert words in html.replace("\xa0", " "), words
     assert Outward(html).found == [] and HOSTILE not in html

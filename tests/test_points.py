@@ -74,13 +74,7 @@ def test_what_is_no_point_is_one_clear_error(text, tmp_path):
 
 def points(setting, *speeds, concurrency=1, accept_length=None):
     return [
-        Point(
-            *setting,
-            concurrency=concurrency,
-            tokens_per_second=speed,
-            accept_length=accept_length,
-            repeat=repeat,
-        )
+        Point(*setting, concurrency=concurrency, tokens_per_second=speed, accept_length=accept_length, repeat=repeat)
         for repeat, speed in enumerate(speeds)
     ]
 
@@ -89,11 +83,7 @@ def points(setting, *speeds, concurrency=1, accept_length=None):
 CASES = [
     ((100, 101, 99), (150, 152, 149), {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}),
     ((100, 80, 120), (104, 99, 109), "off"),
-    (
-        (80, 100, 120),
-        (88, 111, 131),
-        {"num_steps": 3, "topk": 1, "num_draft_tokens": 4},
-    ),  # paired: always faster
+    ((80, 100, 120), (88, 111, 131), {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}),  # paired: always faster
     ((100,), (103,), "off"),
     ((100,), (130,), {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}),
     ((100, 101, 99), (70, 71, 69), "off"),
@@ -120,9 +110,7 @@ def test_each_load_is_judged_on_its_own_and_failures_are_carried_along():
 def test_accepted_well_and_still_slower_is_a_cost(on_cpu, severity):
     off = points(OFF, 100, 101, 99)
     slow = summarise(off + points(CHAIN, 70, 71, 69, accept_length=2.4))
-    assert [(f.kind, f.severity) for f in cost_findings(slow, on_cpu=on_cpu)] == [
-        ("cost.not_worth_it", severity)
-    ]
+    assert [(f.kind, f.severity) for f in cost_findings(slow, on_cpu=on_cpu)] == [("cost.not_worth_it", severity)]
     poor = summarise(off + points(CHAIN, 70, 71, 69, accept_length=1.1))
     fast = summarise(off + points(CHAIN, 140, 141, 139, accept_length=2.4))
     assert cost_findings(poor, on_cpu=on_cpu) == cost_findings(fast, on_cpu=on_cpu) == []
@@ -130,8 +118,7 @@ def test_accepted_well_and_still_slower_is_a_cost(on_cpu, severity):
 
 def test_a_setting_replaces_the_speculative_flags_alone():
     launch = Launch.parse(
-        "A=1 python -m sglang.launch_server --dtype float32 --speculative-algorithm EAGLE3 "
-        "--speculative-num-steps 7"
+        "A=1 python -m sglang.launch_server --dtype float32 --speculative-algorithm EAGLE3 --speculative-num-steps 7"
     )
     chain, off = setting_launch(launch, CHAIN), setting_launch(launch, OFF)
     assert (chain.integer("speculative_num_steps"), chain.integer("speculative_num_draft_tokens")) == (3, 4)

@@ -86,9 +86,7 @@ def test_structures() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.sampled_from(NAMES), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.sampled_from(NAMES), inner, max_size=4),
     max_leaves=12,
 )
 
@@ -106,12 +104,6 @@ def test_a_secret_is_gone_at_any_depth(name: str, other: Any, depth: int) -> Non
     assert SECRET not in json.dumps(mask(value))
 
 
-@given(
-    st.sampled_from(
-        ["prompt", "draft", "total", "new", "pad", "mask", "bos", "unk", "special", "accept", "hot"]
-    )
-)
+@given(st.sampled_from(["prompt", "draft", "total", "new", "pad", "mask", "bos", "unk", "special", "accept", "hot"]))
 def test_words_for_tokens_of_text_are_no_secrets(word: str) -> None:
-    assert not any(
-        is_secret_name(name) for name in (f"{word}_token", f"{word}_tokens", f"max_{word}_token_id")
-    )
+    assert not any(is_secret_name(name) for name in (f"{word}_token", f"{word}_tokens", f"max_{word}_token_id"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.tiny import tiny_target
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading.prompts import Prompt, read_prompts
+from tests.tiny import tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +20,7 @@ def target(tmp_path_factory):
 
 def write(folder, *records):
     path = folder / "prompts.jsonl"
-    path.write_text(
-        "\n".join(record if isinstance(record, str) else json.dumps(record) for record in records)
-    )
+    path.write_text("\n".join(record if isinstance(record, str) else json.dumps(record) for record in records))
     return path
 
 
@@ -33,11 +31,7 @@ def test_messages_text_and_ids_become_ids(target, tmp_path):
         {"text": "w7 w6", "max_new_tokens": 5},
         {"input_ids": [3, 9]},
     )
-    assert read_prompts(path, target) == [
-        Prompt((3, 9, 8, 4), "maths"),
-        Prompt((7, 6), None, 5),
-        Prompt((3, 9)),
-    ]
+    assert read_prompts(path, target) == [Prompt((3, 9, 8, 4), "maths"), Prompt((7, 6), None, 5), Prompt((3, 9))]
     assert read_prompts(write(tmp_path, {"input_ids": [3, 9]})) == [Prompt((3, 9))]  # no tokenizer needed
 
 

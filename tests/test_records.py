@@ -70,11 +70,7 @@ def test_a_record_is_strict_json_with_everything_in_it(tmp_path: Path) -> None:
     assert record["parameters"]["launch"] == "serve --api-key *** --tp 1"
     assert record["provenance"]["files"].keys() == {"draft/config.json"}
     text = path.read_text()
-    assert (
-        platform.node() not in text
-        and f'"{getpass.getuser()}"' not in text
-        and str(Path.home()) + "/" not in text
-    )
+    assert platform.node() not in text and f'"{getpass.getuser()}"' not in text and str(Path.home()) + "/" not in text
 
 
 def test_a_torch_number_is_a_number() -> None:
@@ -84,11 +80,7 @@ def test_a_torch_number_is_a_number() -> None:
         jsonable({"x": object()})
 
 
-@given(
-    st.recursive(
-        st.floats() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
-    )
-)
+@given(st.recursive(st.floats() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_any_numbers_make_strict_json(value: Any) -> None:
     plain = jsonable(value)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
@@ -135,9 +127,7 @@ def test_the_default_folder_is_the_projects(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "papermill_runs").mkdir()
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")  # where JupyterLab runs a notebook
-    assert (
-        start(STEM, notebook(tmp_path) | {"run_dir": ""}).run_dir == tmp_path / "papermill_runs" / "by_hand"
-    )
+    assert start(STEM, notebook(tmp_path) | {"run_dir": ""}).run_dir == tmp_path / "papermill_runs" / "by_hand"
 
 
 BROKEN = {

@@ -25,7 +25,12 @@ OURS = Sample("one", IDS, MASK, PROMPT, "maths", STATES, (0, 3, 16), LAST, False
 
 
 def specforge(folder: Path) -> None:
-    data = {"input_ids": IDS, "loss_mask": MASK.long(), "hidden_state": LAST[None], "aux_hidden_state": STATES.flatten(1)[None]}
+    data = {
+        "input_ids": IDS,
+        "loss_mask": MASK.long(),
+        "hidden_state": LAST[None],
+        "aux_hidden_state": STATES.flatten(1)[None],
+    }
     (folder / "rows_0-5000").mkdir()
     torch.save(data, folder / "rows_0-5000" / "data_0.ckpt")
     (folder / "vocab_mapping.pt").write_bytes(b"beside")
@@ -44,14 +49,15 @@ def speculators(folder: Path) -> None:
 
 
 def modelopt(folder: Path) -> None:
-    data = {"input_ids": IDS, "hidden_states": LAST, "aux_hidden_states": STATES.flatten(1), "loss_mask": MASK.long(),
-            "conversation_id": "c1"}  # fmt: skip
+    data = {"input_ids": IDS, "hidden_states": LAST, "aux_hidden_states": STATES.flatten(1),
+            "loss_mask": MASK.long(), "conversation_id": "c1"}  # fmt: skip
     torch.save(data, folder / "c1.pt")
 
 
 def angelslim(folder: Path) -> None:
     data = {"input_ids": IDS[None], "target_hiddens": LAST[None], "hidden_states": STATES.flatten(1)[None],
-            "attention_mask": torch.ones(1, T), "loss_mask": MASK.long()[None], "position_ids": torch.arange(T)}  # fmt: skip
+            "attention_mask": torch.ones(1, T), "loss_mask": MASK.long()[None],
+            "position_ids": torch.arange(T)}  # fmt: skip
     torch.save(data, folder / "a.ckpt")
 
 
@@ -61,7 +67,8 @@ def ours(folder: Path) -> None:
 
 #: layout -> (writer, is its last state normed: yes, no, cannot be told from the file)
 LAYOUTS = {
-    "specforge": (specforge, True), "specforge gzipped": (specforge_gzipped, True), "speculators": (speculators, False),
+    "specforge": (specforge, True), "specforge gzipped": (specforge_gzipped, True),
+    "speculators": (speculators, False),
     "modelopt": (modelopt, None), "angelslim": (angelslim, True), "ours": (ours, False),
 }  # fmt: skip
 
@@ -86,7 +93,8 @@ def test_ours_keeps_everything(tmp_path: Path) -> None:
 
 
 def test_jsonl_streams_with_line_numbers(tmp_path: Path) -> None:
-    lines = [{"input_ids": IDS.tolist(), "prompt_tokens": 4, "category": "code"}, {"input_ids": [1]}, {"input_ids": [3] * 5, "prompt_tokens": 2}]  # fmt: skip
+    lines = [{"input_ids": IDS.tolist(), "prompt_tokens": 4, "category": "code"}, {"input_ids": [1]},
+             {"input_ids": [3] * 5, "prompt_tokens": 2}]  # fmt: skip
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n{broken\n")
     samples = read_samples(tmp_path / "s.jsonl")
     assert [(s.prompt_tokens, s.category, s.states) for s in samples] == [(4, "code", None), (2, None, None)]

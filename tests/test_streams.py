@@ -51,9 +51,7 @@ def test_every_state_is_told_from_its_neighbours(states, dtype):
 @pytest.mark.parametrize("shift", [-2, -1, 1, 2])
 def test_rows_that_are_off_are_told_by_how_much(states, shift):
     rolled = stack(states, 0, 3, 6).roll(-shift, 0)
-    assert found(rolled[2:-2], states, positions=[torch.arange(2, ROWS - 2)]) == [
-        (b, shift) for b in (0, 3, 6)
-    ]
+    assert found(rolled[2:-2], states, positions=[torch.arange(2, ROWS - 2)]) == [(b, shift) for b in (0, 3, 6)]
 
 
 def test_positions_say_which_rows_a_capture_has(states):

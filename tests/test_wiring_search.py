@@ -1,8 +1,9 @@
 """Planted wirings are found again.
 
-The draft is a decoder of codes: each of its slots undoes the rotation of one boundary, and the sum of what the
-slots see is the code of the next token plus noise. Other boundaries carry the same code in another rotation, so
-that a wrong state says as little as it does to a real draft, and each slot that is set right helps a little.
+The draft is a decoder of codes: each of its slots undoes the rotation of one boundary, and the sum of what
+the slots see is the code of the next token plus noise. Other boundaries carry the same code in another
+rotation, so that a wrong state says as little as it does to a real draft, and each slot that is set right
+helps a little.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def planted(wiring: Wiring, noise: float = 0.5, seed: int = 0) -> tuple[Draft, l
     )  # fmt: skip
     draft = Draft(
         fc=Linear(torch.cat([rotations[k] for k in wiring.boundaries], 1)), input_norm=None, slot_norms=(),
-        layers=(layer,), norm=torch.ones(WIDTH), lm_head=codes * signs if wiring.norm_before_residual else codes,
+        layers=(layer,), norm=torch.ones(WIDTH),
+        lm_head=codes * signs if wiring.norm_before_residual else codes,
         own_embedding=None, target_embedding=normal(VOCAB, WIDTH), d2t=torch.zeros(VOCAB, dtype=torch.long),
         slots=3, heads=4, kv_heads=4, head_dim=12, eps=1e-6, max_positions=512,
     )  # fmt: skip

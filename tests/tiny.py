@@ -34,8 +34,8 @@ def tiny_target(
     """Write a Llama target with random weights and a tokenizer of the words ``w5``, ``w6``, ...
 
     The default has 8 layers because SGLang's default capture ids do not fit fewer.
-    ``block_scale`` is the standard deviation of the weights within blocks: the smaller, the more the next token
-    is a function of the last one, and the better ``tiny_draft`` predicts it.
+    ``block_scale`` is the standard deviation of the weights within blocks: the smaller, the more the next
+    token is a function of the last one, and the better ``tiny_draft`` predicts it.
 
     Returns:
         The model in evaluation mode, as saved.
@@ -76,9 +76,10 @@ def tiny_draft(
 ) -> dict[str, Tensor]:
     """Write an EAGLE-3 draft in SGLang's dialect that is right about some tokens of ``tiny_target``.
 
-    Its attention looks up the embedding of the newest token and its head is the target's, so that it predicts
-    what the target would say to that token alone; ``fc`` adds the captured states, and ``noise`` disturbs all
-    of it. The draft vocabulary is spread evenly over the target's.
+    Its attention replaces the state by the embedding of the newest token, at each depth, and its head is the
+    target's: it predicts what the target would say to that token alone. ``fc`` adds the captured states up to
+    about the size that the attention takes away; ``noise`` disturbs all of it. The draft vocabulary is spread
+    evenly over the target's.
 
     Args:
         layer_ids: ``eagle_aux_hidden_state_layer_ids`` as SGLang spells them for Llama (id i is boundary
@@ -96,15 +97,15 @@ def tiny_draft(
         return torch.randn(*shape, generator=draw) * noise
 
     eye, zero, one = torch.eye(hidden), torch.zeros(hidden, hidden), torch.ones(hidden)
-    embedding = torch.cat([eye, zero], 1)  # [hidden, 2 * hidden]: of (embedding, state), the embedding
+    embedding, state = torch.cat([eye, zero], 1), torch.cat([zero, eye], 1)  # [hidden, 2 * hidden]
     keep = torch.arange(draft_vocab) * vocab // draft_vocab  # [draft_vocab] target ids
     in_draft = torch.zeros(vocab, dtype=torch.bool)
     in_draft[keep] = True
     weights = {
-        "fc.weight": torch.cat([0.1 * eye] * slots, 1) + random(hidden, slots * hidden),
+        "fc.weight": torch.cat([4 / slots * eye] * slots, 1) + random(hidden, slots * hidden),
         "midlayer.self_attn.q_proj.weight": 4 * embedding + random(hidden, 2 * hidden),
         "midlayer.self_attn.k_proj.weight": 4 * embedding + random(hidden, 2 * hidden),
-        "midlayer.self_attn.v_proj.weight": embedding + random(hidden, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": embedding - state + random(hidden, 2 * hidden),
         "midlayer.self_attn.o_proj.weight": 2 * eye + random(hidden, hidden),
         "midlayer.mlp.gate_proj.weight": random(2 * hidden, hidden),
         "midlayer.mlp.up_proj.weight": random(2 * hidden, hidden),
@@ -138,9 +139,5 @@ def _tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        chat_template=CHAT_TEMPLATE,
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=CHAT_TEMPLATE
     )

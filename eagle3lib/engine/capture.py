@@ -84,18 +84,14 @@ def assemble(passes: Path, request: str, response: Response) -> list[Capture]:
         rows = torch.tensor([last_row[position] for position in kept.tolist()], dtype=torch.long)
         stages = {stage: value[rows] for stage, value in tensors.items()}
         source = f"request{request}-{name}.safetensors"
-        captures.append(
-            Capture(source, request, ids[kept], kept, stages, rank=int(name.removeprefix("rank")))
-        )
+        captures.append(Capture(source, request, ids[kept], kept, stages, rank=int(name.removeprefix("rank"))))
     return captures
 
 
 def _read_pass(path: Path) -> dict[str, Tensor]:
     with safe_open(path, "pt") as file:
         if file.metadata()["requests"] != "1":
-            raise InputError(
-                "capture", "a pass over several requests", "one request at a time", "let nobody else ask."
-            )
+            raise InputError("capture", "a pass over several requests", "one request at a time", "let nobody else ask.")
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 

@@ -118,15 +118,11 @@ def engine_version(engine: str) -> tuple[str, str]:
     """``sglang==0.5.14`` -> the nearest version whose rules are known, and a note when it is not the same."""
     found = re.search(r"(\d+)\.(\d+)\.(\d+)", engine)
     if not found or not engine.strip().lower().startswith("sglang"):
-        return VERSIONS[
-            -1
-        ], f"{engine!r} is not a known SGLang version: the rules of {VERSIONS[-1]} are applied"
+        return VERSIONS[-1], f"{engine!r} is not a known SGLang version: the rules of {VERSIONS[-1]} are applied"
     asked = tuple(min(int(part), 9999) for part in found.groups())
 
     def distance(version: str) -> int:
-        return abs(
-            sum((a - int(b)) * 10**e for a, b, e in zip(asked, version.split("."), (8, 4, 0), strict=True))
-        )
+        return abs(sum((a - int(b)) * 10**e for a, b, e in zip(asked, version.split("."), (8, 4, 0), strict=True)))
 
     nearest = min(VERSIONS, key=distance)
     same = ".".join(map(str, asked)) == nearest
@@ -153,9 +149,7 @@ def captured(ids: Sequence[int] | None, family: str, layers: int, version: str) 
     if rule is None:
         return Captured((), (), ids is None, (_no_capture(family, version),))
     if ids is not None and not ids:
-        return Captured(
-            (), (), False, (Refusal("empty", "the list of ids is empty: the target returns no state"),)
-        )
+        return Captured((), (), False, (Refusal("empty", "the list of ids is empty: the target returns no state"),))
     if ids is None:
         inner = [b + rule.default_shift for b in default_boundaries(layers)]
         shown: list[int | None] = [None] * 3
@@ -192,8 +186,7 @@ def ids_for(boundaries: Sequence[int], family: str, layers: int, version: str) -
         return Ids(None, _no_capture(family, version).text)
     if not wanted or len(wanted) < len(boundaries):
         return Ids(
-            None,
-            f"boundaries {list(boundaries)} cannot be captured: a state is captured once, and one at least",
+            None, f"boundaries {list(boundaries)} cannot be captured: a state is captured once, and one at least"
         )
     as_is, minus = tuple(wanted), tuple(k - 1 for k in wanted)
     turned = as_is[1:] + as_is[:1]  # for the families that look at the first id
@@ -225,12 +218,9 @@ def _problem(index: int, rule: FamilyRule, layers: int, version: str) -> Refusal
     if index == 0:
         return Refusal(
             "embedding",
-            f"boundary 0, the embedding, cannot be captured in stock SGLang {version}: "
-            "the sum at block 0 raises",
+            f"boundary 0, the embedding, cannot be captured in stock SGLang {version}: the sum at block 0 raises",
         )
     if index == layers:
-        how = (
-            "raises IndexError" if rule.flagged else "is never reached, so a state is missing from fc's input"
-        )
+        how = "raises IndexError" if rule.flagged else "is never reached, so a state is missing from fc's input"
         return Refusal("final", f"boundary {layers}, the last block's output, {how} in SGLang {version}")
     return Refusal("range", f"boundary {index} does not exist: the target has boundaries 0 to {layers}")

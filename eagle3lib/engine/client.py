@@ -149,9 +149,7 @@ class Client:
             content: bytes = answer.read()
             return content
 
-    def _open(
-        self, route: str, method: str, body: Mapping[str, Any] | None = None
-    ) -> http.client.HTTPResponse:
+    def _open(self, route: str, method: str, body: Mapping[str, Any] | None = None) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url.rstrip("/") + route, data, headers, method=method)
@@ -159,9 +157,7 @@ class Client:
             answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=600)
         except urllib.error.HTTPError as error:
             detail = error.read(500).decode(errors="replace")
-            raise InputError(
-                request.full_url, f"HTTP {error.code}: {detail}", "an answered request"
-            ) from error
+            raise InputError(request.full_url, f"HTTP {error.code}: {detail}", "an answered request") from error
         except (urllib.error.URLError, OSError) as error:
             raise InputError(request.full_url, str(error), "a running SGLang server") from error
         return answer
@@ -169,14 +165,10 @@ class Client:
 
 def histogram_of(meta_info: Mapping[str, Any]) -> tuple[int, ...]:
     """``[j]`` = verify steps with j accepted drafts, by SGLang's name for it (0.5.23, then 0.5.9)."""
-    return tuple(
-        meta_info.get("spec_correct_drafts_histogram") or meta_info.get("spec_accept_histogram") or ()
-    )
+    return tuple(meta_info.get("spec_correct_drafts_histogram") or meta_info.get("spec_accept_histogram") or ())
 
 
-def accepted_per_step(
-    completion_tokens: Sequence[int], meta_info: Mapping[str, Any]
-) -> tuple[int, ...] | None:
+def accepted_per_step(completion_tokens: Sequence[int], meta_info: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Accepted drafts of each verify step from the stream's running counts of completion tokens.
 
     The first chunk holds the token sampled at prefill. A step adds its accepted drafts and the bonus token.

@@ -45,9 +45,7 @@ STAGES: Mapping[str, tuple[tuple[str, ...], str, int]] = {
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
-def specifications(
-    folder: str | Path, *, stages: tuple[str, ...] = tuple(STAGES), max_rows: int = MAX_ROWS
-) -> str:
+def specifications(folder: str | Path, *, stages: tuple[str, ...] = tuple(STAGES), max_rows: int = MAX_ROWS) -> str:
     """The JSON for ``--forward-hooks``: write ``stages`` of at most ``max_rows`` rows to ``folder``.
 
     ``aux_hidden_states`` is always among them and comes first: hooks on one module run in this order.
@@ -63,12 +61,7 @@ def specifications(
         }
         for name in wanted
     ]
-    close = {
-        "name": "pass",
-        "target_modules": ["model"],
-        "hook_factory": FACTORY,
-        "config": config | {"stage": ""},
-    }
+    close = {"name": "pass", "target_modules": ["model"], "hook_factory": FACTORY, "config": config | {"stage": ""}}
     return json.dumps([*hooks, close])
 
 
@@ -99,9 +92,7 @@ class Recorder:
             return
         ids, positions, batch = inputs[:3]
         rows = len(ids)
-        stages = {
-            name: torch.cat(values, -1) for name, values in parts.items()
-        }  # per-slot norms come one by one
+        stages = {name: torch.cat(values, -1) for name, values in parts.items()}  # per-slot norms come one by one
         if rows == 0 or any(len(value) != rows for value in stages.values()):
             return  # an idle batch, or what a failed pass left
         self.rows += rows
@@ -114,10 +105,7 @@ class Recorder:
             "mode": getattr(batch.forward_mode, "name", str(batch.forward_mode)),
             "requests": str(len(batch.seq_lens)),
         }
-        tensors = stages | {
-            "embedded_ids": ids.detach().cpu().long(),
-            "positions": positions.detach().cpu().long(),
-        }
+        tensors = stages | {"embedded_ids": ids.detach().cpu().long(), "positions": positions.detach().cpu().long()}
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"rank{rank}-pass{self.passes:06d}.safetensors"
         partial = path.with_suffix(".partial")

@@ -167,11 +167,7 @@ def load(draft: DraftConfig, checkpoint: Checkpoint, version: str) -> Loading:
             maps[where] = name
         else:
             parts = [where] if where in known else _split(where)
-            shape = (
-                known[parts[0]]
-                if len(parts) == 1
-                else (sum(known[p][0] for p in parts), *known[parts[0]][1:])
-            )
+            shape = known[parts[0]] if len(parts) == 1 else (sum(known[p][0] for p in parts), *known[parts[0]][1:])
             read |= dict.fromkeys(parts, name)
             if info.shape != shape and not draft.quantization:
                 misshapen.append((name, info.shape, shape))

@@ -62,11 +62,7 @@ class Server(Client):
         log_path.parent.mkdir(parents=True, exist_ok=True)
         command = _command(launch, model_path, draft_path, host, port)
         if capture_folder is not None:
-            command += [
-                "--disable-cuda-graph",
-                "--forward-hooks",
-                hook.specifications(capture_folder, stages=stages),
-            ]
+            command += ["--disable-cuda-graph", "--forward-hooks", hook.specifications(capture_folder, stages=stages)]
         with log_path.open("wb") as log:
             supervisor = subprocess.Popen(
                 [sys.executable, "-m", SUPERVISOR, *command],
@@ -84,9 +80,7 @@ class Server(Client):
             _stop(supervisor)
 
 
-def _command(
-    launch: Launch, model_path: str | Path, draft_path: str | Path | None, host: str, port: int
-) -> list[str]:
+def _command(launch: Launch, model_path: str | Path, draft_path: str | Path | None, host: str, port: int) -> list[str]:
     """``launch``'s own words, then what must hold: of a flag given twice SGLang's parser takes the last."""
     if launch.source == "server_info":
         raise InputError("launch", "a /server_info", "a command line, or its flags, to start a server from")
@@ -124,10 +118,7 @@ def _wait_until_ready(supervisor: subprocess.Popen[bytes], url: str, log_path: P
         code = supervisor.poll()
         if code is not None:
             raise InputError(
-                "the server",
-                f"it ended with exit code {code} at start",
-                "a server that answers",
-                _last_lines(log_path),
+                "the server", f"it ended with exit code {code} at start", "a server that answers", _last_lines(log_path)
             )
         if time.monotonic() > deadline:
             found = f"no answer within {timeout:.0f} s"

@@ -58,11 +58,7 @@ class Served:
 
 
 def serve(
-    draft: DraftConfig,
-    target: TargetConfig | None,
-    launch: Launch,
-    engine: str,
-    checkpoint: Checkpoint | None = None,
+    draft: DraftConfig, target: TargetConfig | None, launch: Launch, engine: str, checkpoint: Checkpoint | None = None
 ) -> Served:
     """Apply the rules of ``engine`` (such as ``sglang==0.5.23``; unknown versions: the nearest known one)."""
     version, note = engine_version(engine)
@@ -141,9 +137,7 @@ def serve(
 def _other_engine(launch: Launch, version: str) -> str:
     """A note when the server itself says that it is another version."""
     says = launch.text("version") if launch.source == "server_info" else None
-    return (
-        "" if says in (None, version) else f"the server says it is {says}; the rules of {version} are applied"
-    )
+    return "" if says in (None, version) else f"the server says it is {says}; the rules of {version} are applied"
 
 
 def measurable(draft: DraftConfig) -> bool:
@@ -163,9 +157,7 @@ def effective_rope(draft: DraftConfig, version: str) -> Rope:
 def served_context(target: TargetConfig | None, launch: Launch) -> int | None:
     """The context length the target runs with, which is forced onto the draft."""
     asked = launch.integer("context_length")
-    return (
-        asked if asked is not None else derived_context(target.max_positions, target.rope) if target else None
-    )
+    return asked if asked is not None else derived_context(target.max_positions, target.rope) if target else None
 
 
 def derived_context(positions: int | None, rope: Rope) -> int | None:
@@ -198,23 +190,18 @@ def _crashes(
         crashes.append(
             Refusal(
                 "architecture",
-                f"{draft.architecture or 'no architecture'} is not an EAGLE-3 draft "
-                f"that SGLang {version} knows",
+                f"{draft.architecture or 'no architecture'} is not an EAGLE-3 draft that SGLang {version} knows",
             )
         )
     if found is not None:
         crashes += found.problems
     if "draft_vocab_size" not in draft.raw and not draft.mla:
         crashes.append(
-            Refusal(
-                "config", "draft_vocab_size is absent: the draft model reads it and raises AttributeError"
-            )
+            Refusal("config", "draft_vocab_size is absent: the draft model reads it and raises AttributeError")
         )
     if "target_hidden_size" in draft.raw and draft.target_hidden_size is None and not draft.mla:
         crashes.append(
-            Refusal(
-                "config", "target_hidden_size is null: the draft model multiplies it and raises TypeError"
-            )
+            Refusal("config", "target_hidden_size is null: the draft model multiplies it and raises TypeError")
         )
     if draft.layers > 1 and (draft.mla or version == "0.5.9"):
         crashes.append(Refusal("layers", f"{draft.layers} draft layers: only 1 is supported"))
@@ -224,9 +211,7 @@ def _crashes(
     fixed = is_command(launch) or "context_length" in launch.flags
     if fixed and context is not None and context > limit and not launch.set_in_env(CONTEXT_OVERRIDE):
         crashes.append(
-            Refusal(
-                "context", f"the target's context of {context:,} tokens is forced on a draft of {limit:,}"
-            )
+            Refusal("context", f"the target's context of {context:,} tokens is forced on a draft of {limit:,}")
         )
     if launch.switch("speculative_use_rejection_sampling") and draft.reduced:
         crashes.append(
@@ -259,12 +244,7 @@ def _ignored(draft: DraftConfig, launch: Launch, version: str) -> tuple[str, ...
             ("norm_output", ("norm_output",)),
         )
         if draft.norm_places.get(name)
-        and (
-            version == "0.5.9"
-            or draft.norm_places[name] not in read
-            or draft.mla
-            and name == "norm_before_fc"
-        )
+        and (version == "0.5.9" or draft.norm_places[name] not in read or draft.mla and name == "norm_before_fc")
     ]
     if launch.text("speculative_token_map"):
         found.append("--speculative-token-map")

@@ -98,8 +98,7 @@ def speculation(launch: Launch, target_architecture: str, version: str) -> Specu
         tree = target_architecture in ("LlamaForCausalLM", "Grok1ForCausalLM", "Grok1VForCausalLM")
         steps, topk, tokens = (5, 4, 8) if tree and algorithm != "STANDALONE" else (3, 1, 4)
         changed["num_steps"] = (
-            f"no setting was given: SGLang chooses {steps}/{topk}/{tokens} for "
-            f"{target_architecture or 'this target'}"
+            f"no setting was given: SGLang chooses {steps}/{topk}/{tokens} for {target_architecture or 'this target'}"
         )
     elif topk is None:
         refusals.append(
@@ -115,8 +114,7 @@ def speculation(launch: Launch, target_architecture: str, version: str) -> Specu
     if topk == 1 and steps is not None and tokens != steps + 1:
         if tokens is not None:
             changed["num_draft_tokens"] = (
-                f"--speculative-eagle-topk 1 makes a chain: {tokens} draft tokens "
-                f"become num_steps + 1 = {steps + 1}"
+                f"--speculative-eagle-topk 1 makes a chain: {tokens} draft tokens become num_steps + 1 = {steps + 1}"
             )
         tokens = steps + 1
     if topk is not None and topk > 1 and steps is not None and steps > 0:
@@ -133,9 +131,7 @@ def _tree(launch: Launch, steps: int, topk: int, tokens: int | None, version: st
     found = []
     nodes = tree_nodes(steps, topk)
     if tokens is None:
-        found.append(
-            Refusal("steps", f"--speculative-eagle-topk {topk} needs --speculative-num-draft-tokens")
-        )
+        found.append(Refusal("steps", f"--speculative-eagle-topk {topk} needs --speculative-num-draft-tokens"))
     elif tokens - 1 > nodes:
         found.append(
             Refusal(
@@ -146,9 +142,7 @@ def _tree(launch: Launch, steps: int, topk: int, tokens: int | None, version: st
         )
     elif tokens < 2:
         found.append(Refusal("steps", f"--speculative-num-draft-tokens {tokens} leaves no draft to verify"))
-    backends = [
-        launch.text(k) for k in ("attention_backend", "decode_attention_backend", "prefill_attention_backend")
-    ]
+    backends = [launch.text(k) for k in ("attention_backend", "decode_attention_backend", "prefill_attention_backend")]
     if "trtllm_mha" in backends:
         found.append(Refusal("backend", "the trtllm_mha attention backend takes topk 1 only"))
     page = launch.integer("page_size") or 1
@@ -161,9 +155,7 @@ def _tree(launch: Launch, steps: int, topk: int, tokens: int | None, version: st
             )
         )
     if launch.switch("speculative_use_rejection_sampling"):
-        found.append(
-            Refusal("backend", f"--speculative-use-rejection-sampling takes topk 1 only, not {topk}")
-        )
+        found.append(Refusal("backend", f"--speculative-use-rejection-sampling takes topk 1 only, not {topk}"))
     if version == "0.5.9" and launch.set_in_env("SGLANG_ENABLE_SPEC_V2"):
         found.append(Refusal("backend", f"SGLANG_ENABLE_SPEC_V2 takes topk 1 only in 0.5.9, not {topk}"))
     return found

@@ -77,22 +77,14 @@ def setting_launch(launch: Launch, setting: Setting) -> Launch:
 
 
 def _measure(
-    client: Client,
-    setting: Setting,
-    load: int,
-    prompts: Sequence[Prompt],
-    repeats: int,
-    max_new_tokens: int,
-    note: str,
+    client: Client, setting: Setting, load: int, prompts: Sequence[Prompt], repeats: int, max_new_tokens: int, note: str
 ) -> Iterator[Point]:
     try:
         client.ask(prompts[:load], concurrency=load, max_new_tokens=8)  # warm-up
         for repeat in range(repeats):
             client.flush()
             started = time.perf_counter()
-            responses = client.ask(
-                prompts, concurrency=load, max_new_tokens=max_new_tokens, flush=False, stream=False
-            )
+            responses = client.ask(prompts, concurrency=load, max_new_tokens=max_new_tokens, flush=False, stream=False)
             seconds = time.perf_counter() - started
             tokens = sum(len(response.output_ids) for response in responses)
             histograms = [response.histogram for response in responses if response.histogram]

@@ -48,9 +48,7 @@ def trained_wiring(draft: DraftConfig, target: TargetConfig | None, checkpoint: 
     theta, scaling, notes = _rope(draft)
     unnormed = draft.dialect == "sglang" and draft.norm_output is False and _untrained_norm(checkpoint)
     if unnormed:
-        notes.append(
-            "norm_output is false and norm.weight is all ones: SpecForge fed the head without a norm"
-        )
+        notes.append("norm_output is false and norm.weight is all ones: SpecForge fed the head without a norm")
     if draft.dialect == "sglang" and norm_output:
         notes.append(
             "norm_output: true meant pre-norm feedback in SpecForge before PR 879, post-norm after it; "
@@ -81,11 +79,7 @@ def _boundaries(draft: DraftConfig, target: TargetConfig | None) -> tuple[tuple[
         return (default_boundaries(n),), f"{who}: no ids, so the default layers of a target of {n} blocks"
     if n is None:
         plus = (tuple(i + 1 for i in ids),) if who in ("angelslim", "modelopt") else (tuple(sorted(ids)),)
-        return (
-            (plus, "ids read without a target")
-            if who != "sglang"
-            else ((), "no target: its family is unknown")
-        )
+        return (plus, "ids read without a target") if who != "sglang" else ((), "no target: its family is unknown")
     if who == "speculators" and draft.aux_place == ENGINE_PLACE and ids != default_boundaries(n):
         # written into eagle_config by hand: as boundaries, or converted to SGLang's numbering
         plus, same = tuple(sorted(i + 1 for i in ids)), tuple(sorted(ids))
@@ -95,9 +89,7 @@ def _boundaries(draft: DraftConfig, target: TargetConfig | None) -> tuple[tuple[
     if who in ("speculators", "vllm"):
         return _existing([tuple(sorted(ids))], n), f"{who} ids are boundaries (k form), gathered ascending"
     if who == "angelslim":
-        return _existing(
-            [tuple(i + 1 for i in ids)], n
-        ), "AngelSlim: id k is hidden_states[k + 1], in config order"
+        return _existing([tuple(i + 1 for i in ids)], n), "AngelSlim: id k is hidden_states[k + 1], in config order"
     plus, same = tuple(sorted(i + 1 for i in ids)), tuple(sorted(ids))
     k_form = same == default_boundaries(n) and len(set(same)) == len(same)
     if who == "modelopt":
@@ -137,10 +129,7 @@ def _rope(draft: DraftConfig) -> tuple[float, object, list[str]]:
         return (
             DEFAULT_THETA,
             None,
-            [
-                f"{trainer}'s trainer ignores rope_theta {theta:g} when rope_scaling is null: "
-                "it trains with 10000"
-            ],
+            [f"{trainer}'s trainer ignores rope_theta {theta:g} when rope_scaling is null: it trains with 10000"],
         )
     if added_yarn(draft):
         return theta, None, ["ModelOpt trains without scaling and adds YaRN when it exports"]

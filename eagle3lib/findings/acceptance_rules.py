@@ -6,12 +6,7 @@ from collections.abc import Sequence
 
 from eagle3lib.findings.finding import Finding, Severity
 from eagle3lib.measuring.acceptance import Acceptance, Histogram, accepted_of, steps_of
-from eagle3lib.measuring.plausibility import (
-    counts_bonus_in_rate,
-    counts_root_as_draft,
-    impossible,
-    impossible_training,
-)
+from eagle3lib.measuring.plausibility import counts_bonus_in_rate, counts_root_as_draft, impossible, impossible_training
 from eagle3lib.measuring.rates import gain
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.training_reports import TrainingReport
@@ -110,13 +105,10 @@ def report_findings(
     silent = [
         request
         for request in report.requests
-        if request.form == "unmeasured"
-        and (request.completion_tokens is None or request.completion_tokens > 1)
+        if request.form == "unmeasured" and (request.completion_tokens is None or request.completion_tokens > 1)
     ]
     if silent or not report.requests:
-        evidence = (
-            f"{len(silent)} of {len(report.requests)} entries have no verify step, or zeros in its place"
-        )
+        evidence = f"{len(silent)} of {len(report.requests)} entries have no verify step, or zeros in its place"
         severity: Severity = "warning" if report.form == "unmeasured" else "note"
         found.append(_finding("unmeasured", report.source, evidence, severity))
     return found
@@ -143,10 +135,7 @@ def floor_findings(served: Acceptance) -> list[Finding]:
 
 
 def prediction_findings(
-    source: str,
-    predicted: Sequence[Histogram],
-    served: Sequence[Histogram],
-    what: str = "the offline prediction",
+    source: str, predicted: Sequence[Histogram], served: Sequence[Histogram], what: str = "the offline prediction"
 ) -> list[Finding]:
     """Served against predicted accept length on the same requests, in the same order.
 
@@ -188,7 +177,5 @@ def mode_findings(subject: str, first: Acceptance, second: Acceptance) -> list[F
     else:  # no interval: only what runs never differ by
         apart = abs(a.value - b.value) > 3 * margin
     lost = 1 - min(a.value, b.value) / max(a.value, b.value)
-    evidence = (
-        f"accept length {a.value:.3f} in {first.source}, {b.value:.3f} in {second.source}: {lost:.0%} less"
-    )
+    evidence = f"accept length {a.value:.3f} in {first.source}, {b.value:.3f} in {second.source}: {lost:.0%} less"
     return [_finding("mode", subject, evidence)] if apart else []

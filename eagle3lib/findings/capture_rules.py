@@ -19,10 +19,7 @@ IDS_KEY = "eagle_config.eagle_aux_hidden_state_layer_ids"
 #: kind -> (what follows, what to do; "" where the remedy is the list of ids)
 _KINDS = {
     "aux.count": ("fc reads other states' columns, or the server fails at the first draft.", ""),
-    "aux.layers": (
-        "fc was trained on other layers' states: what it makes of these is noise to the draft.",
-        "",
-    ),
+    "aux.layers": ("fc was trained on other layers' states: what it makes of these is noise to the draft.", ""),
     "aux.ids_convention": ("All states are as many blocks off: the ids are in another numbering.", ""),
     "aux.final_boundary": (
         "fc was trained on the last state before the final norm and reads it after, or reverse.",
@@ -54,20 +51,13 @@ _KINDS = {
 }
 
 
-def _finding(
-    kind: str, subject: str, evidence: str, remedy: str = "", edits: tuple[Edit, ...] = ()
-) -> Finding:
+def _finding(kind: str, subject: str, evidence: str, remedy: str = "", edits: tuple[Edit, ...] = ()) -> Finding:
     consequence, usual = _KINDS[kind]
     return Finding(kind, "error", subject, evidence, consequence, remedy or usual, edits)
 
 
 def stream_findings(
-    matches: Sequence[StreamMatch],
-    expected: Sequence[Boundary] | None,
-    *,
-    family: str,
-    layers: int,
-    version: str,
+    matches: Sequence[StreamMatch], expected: Sequence[Boundary] | None, *, family: str, layers: int, version: str
 ) -> list[Finding]:
     """Captured streams against the boundaries the draft was trained on.
 
@@ -78,17 +68,13 @@ def stream_findings(
     found = [_unmatched(match) for match in matches if match.boundary is None]
     shifted = [match for match in matches if match.boundary is not None and match.shift]
     if shifted:
-        rows = [
-            f"stream {m.stream}: row t holds boundary {m.boundary} of position t{m.shift:+d}" for m in shifted
-        ]
+        rows = [f"stream {m.stream}: row t holds boundary {m.boundary} of position t{m.shift:+d}" for m in shifted]
         found.append(_finding("align.shift", "rows of fc's input", "; ".join(rows)))
     if expected is None:
         return found
     remedy, edits = _ids_remedy(expected, family, layers, version)
     if len(matches) != len(expected):
-        evidence = (
-            f"{len(matches)} states were captured, the draft was trained on {len(expected)}: {list(expected)}"
-        )
+        evidence = f"{len(matches)} states were captured, the draft was trained on {len(expected)}: {list(expected)}"
         return [*found, _finding("aux.count", "fc's input", evidence, remedy, edits)]
     kind = _difference([match.boundary for match in matches], list(expected), layers)
     if kind == "aux.order":
@@ -101,9 +87,7 @@ def stream_findings(
 
 def _difference(found: list[Boundary | None], expected: list[Boundary], layers: int) -> str | None:
     """The kind of the difference; ``None`` where all streams that match some boundary match the right one."""
-    wrong = [
-        (got, want) for got, want in zip(found, expected, strict=True) if got is not None and got != want
-    ]
+    wrong = [(got, want) for got, want in zip(found, expected, strict=True) if got is not None and got != want]
     if not wrong:
         return None
     if sorted(map(str, found)) == sorted(map(str, expected)):
@@ -118,9 +102,7 @@ def _difference(found: list[Boundary | None], expected: list[Boundary], layers: 
     return "aux.ids_convention" if offsets in ({1}, {-1}) else "aux.layers"
 
 
-def _ids_remedy(
-    expected: Sequence[Boundary], family: str, layers: int, version: str
-) -> tuple[str, tuple[Edit, ...]]:
+def _ids_remedy(expected: Sequence[Boundary], family: str, layers: int, version: str) -> tuple[str, tuple[Edit, ...]]:
     wanted = [boundary for boundary in expected if isinstance(boundary, int)]
     if len(wanted) < len(expected):
         return "SGLang captures no state after the final norm: train on the state before it.", ()
@@ -143,9 +125,7 @@ def _line(match: StreamMatch, want: Boundary) -> str:
 def _unmatched(match: StreamMatch) -> Finding:
     subject = f"stream {match.stream}"
     if match.scale != 1.0:
-        evidence = (
-            f"{1 / match.scale:.0f} times this stream is boundary {match.nearest}, the stream itself is none"
-        )
+        evidence = f"{1 / match.scale:.0f} times this stream is boundary {match.nearest}, the stream itself is none"
         return _finding("aux.partial_sum", subject, evidence)
     nearest = f"nearest is boundary {match.nearest}: cosine {match.cosine:.4f}, "
     return _finding("capture.unmatched", subject, nearest + f"relative error {match.relative_error:.3f}")
@@ -171,9 +151,7 @@ def _file_findings(capture: Capture, hidden: int) -> Iterator[Finding]:
         yield _finding("capture.truncated", capture.source, evidence)
     elif capture.positions.tolist() != list(range(len(aux))):
         gaps = sorted(set(range(int(capture.positions.max()) + 1)) - set(capture.positions.tolist()))
-        evidence = (
-            f"{len(gaps)} positions missing, from {gaps[0]}" if gaps else "positions repeat or run backwards"
-        )
+        evidence = f"{len(gaps)} positions missing, from {gaps[0]}" if gaps else "positions repeat or run backwards"
         yield _finding("capture.truncated", capture.source, evidence)
     if aux.shape[-1] % hidden:
         evidence = f"width {aux.shape[-1]} is no multiple of the target's {hidden}"

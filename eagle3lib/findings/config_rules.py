@@ -168,9 +168,7 @@ def corrected_config(inspection: Inspection) -> tuple[dict[str, Any], str]:
             place.pop(key, None)
         else:
             place[key] = edit.value
-    texts = [
-        json.dumps(config, indent=2, sort_keys=True).splitlines(keepends=True) for config in (before, after)
-    ]
+    texts = [json.dumps(config, indent=2, sort_keys=True).splitlines(keepends=True) for config in (before, after)]
     return after, "".join(difflib.unified_diff(*texts, "config.json", "config.json (corrected)"))
 
 

@@ -22,9 +22,7 @@ def cost_findings(summaries: Sequence[Summary], *, on_cpu: bool) -> list[Finding
     findings = []
     for load in sorted({summary.concurrency for summary in summaries}):
         here = [summary for summary in summaries if summary.concurrency == load]
-        losing = [
-            summary for summary in here if summary.loses and (summary.accept_length or 0) >= ACCEPTED_WELL
-        ]
+        losing = [summary for summary in here if summary.loses and (summary.accept_length or 0) >= ACCEPTED_WELL]
         if not losing or any(summary.pays for summary in here):
             continue
         findings.append(
@@ -48,9 +46,7 @@ _REMEDY = (
 
 
 def _line(summary: Summary) -> str:
-    interval = (
-        "" if summary.speedup_ci is None else f" ({summary.speedup_ci[0]:.2f} to {summary.speedup_ci[1]:.2f})"
-    )
+    interval = "" if summary.speedup_ci is None else f" ({summary.speedup_ci[0]:.2f} to {summary.speedup_ci[1]:.2f})"
     return (
         f"{'/'.join(map(str, summary.setting))}: accept length {summary.accept_length:.2f}, "
         f"{summary.tokens_per_second:.1f} tokens/s, {summary.speedup:.2f} times no speculation{interval}"

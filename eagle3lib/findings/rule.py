@@ -97,9 +97,7 @@ class Rule:
         """The findings of this rule, none for an engine version that it is not about."""
         if inspection.served.version not in self.engines:
             return []
-        return [
-            self._finding({"version": inspection.served.version, **facts}) for facts in self.when(inspection)
-        ]
+        return [self._finding({"version": inspection.served.version, **facts}) for facts in self.when(inspection)]
 
     def _finding(self, facts: Facts) -> Finding:
         return Finding(

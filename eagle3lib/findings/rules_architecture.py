@@ -28,8 +28,7 @@ def _count(i: Inspection) -> Iterator[Facts]:
     if not i.draft.use_aux and (taps is None or taps[0] != 1):
         fed = f"fc takes {taps[0]} states" if taps else "an EAGLE-3 fc takes several"
         yield {
-            "what": "use_aux_hidden_state is false, so the draft gets the target's normed last state "
-            f"alone; {fed}",
+            "what": f"use_aux_hidden_state is false, so the draft gets the target's normed last state alone; {fed}",
             "subject": "eagle_config.use_aux_hidden_state",
             "remedy": "Set eagle_config.use_aux_hidden_state to true.",
             "edits": [Edit("draft config", "eagle_config.use_aux_hidden_state", True)],
@@ -38,20 +37,14 @@ def _count(i: Inspection) -> Iterator[Facts]:
     for problem in i.served.captured.problems if i.served.captured else ():
         if problem.topic in ("repeat", "empty"):
             given = i.served.captured.default
-            why = (
-                f"the default layers of a target of {i.target.layers} blocks"
-                if given
-                else f"ids {i.draft.aux_ids}"
-            )
+            why = f"the default layers of a target of {i.target.layers} blocks" if given else f"ids {i.draft.aux_ids}"
             yield {
                 "what": f"{why}: {problem.text}",
                 "remedy": "List as many different layers as fc takes states, the ones it was trained on.",
             }
             return
     found = i.served.captured
-    if taps and (
-        taps[0] != i.served.aux_count or found and not found.problems and taps[0] != len(found.boundaries)
-    ):
+    if taps and (taps[0] != i.served.aux_count or found and not found.problems and taps[0] != len(found.boundaries)):
         states = len(found.boundaries) if found else i.served.aux_count
         yield {
             "what": f"{taps[2]} takes {taps[0]} states of width {taps[1]}, SGLang sizes fc for "
@@ -77,20 +70,13 @@ def _unregistered(i: Inspection) -> Iterator[Facts]:
     right = "Eagle3DeepseekV2ForCausalLM" if mla else "LlamaForCausalLMEagle3"
     facts = {"name": name or "none", "known": " and ".join(known)}
     if right not in known:
-        yield {
-            **facts,
-            "remedy": f"SGLang {i.served.version} has no MLA draft: use SGLang 0.5.23 or a Llama draft.",
-        }
+        yield {**facts, "remedy": f"SGLang {i.served.version} has no MLA draft: use SGLang 0.5.23 or a Llama draft."}
         return
     edits = [Edit("draft config", "architectures", [right])]
     if not i.draft.model_type and not mla:
         edits.append(Edit("draft config", "model_type", "llama"))
     flat = " and move the fields of transformer_layer_config to the top level" if i.draft.nested else ""
-    yield {
-        **facts,
-        "remedy": f'Set architectures to ["{right}"]{flat} (corrected_config does it).',
-        "edits": edits,
-    }
+    yield {**facts, "remedy": f'Set architectures to ["{right}"]{flat} (corrected_config does it).', "edits": edits}
 
 
 def _unsupported(i: Inspection) -> Iterator[Facts]:
@@ -100,15 +86,9 @@ def _unsupported(i: Inspection) -> Iterator[Facts]:
         return [n for n in names if re.search(pattern, n)]
 
     if found := some(r"self_attn\.[qk]_norm\.") if not i.draft.mla else []:
-        yield {
-            "what": f"q and k norms ({len(found)} tensors, such as {found[0]})",
-            "subject": "self_attn.q_norm",
-        }
+        yield {"what": f"q and k norms ({len(found)} tensors, such as {found[0]})", "subject": "self_attn.q_norm"}
     if found := some(r"self_attn\.(q|k|v|qkv)_proj\.bias$"):
-        yield {
-            "what": f"q, k, v biases ({len(found)} tensors, such as {found[0]})",
-            "subject": "attention_bias",
-        }
+        yield {"what": f"q, k, v biases ({len(found)} tensors, such as {found[0]})", "subject": "attention_bias"}
     if found := some(r"(^|\.)mask_hidden$"):
         yield {"what": f"P-EAGLE's parallel drafting ({found[0]})", "subject": found[0]}
     deeper = some(r"layers\.[1-9]\d*\.input_layernorm\.weight$")
@@ -139,8 +119,7 @@ RULES = (
         subject="eagle_aux_hidden_state_layer_ids",
         when=_count,
         evidence="{what}.",
-        consequence="fc's input has another width than its weight: the server stops at start or at the "
-        "first forward.",
+        consequence="fc's input has another width than its weight: the server stops at start or at the first forward.",
         remedy=f"Make {ENGINE_PLACE} list exactly the layers that fc was trained on.",
         source=_DRAFT + " LlamaModel.__init__",
     ),
@@ -172,8 +151,7 @@ RULES = (
         evidence="The weights were trained with {what}.",
         consequence="SGLang {version} leaves it out without a word: the draft computes something else at "
         "every position.",
-        remedy="No config expresses it: use an engine that does, patch the draft model, or train a plain "
-        "draft.",
+        remedy="No config expresses it: use an engine that does, patch the draft model, or train a plain draft.",
         source=_DRAFT + " LlamaDecoderLayer, load_weights",
     ),
 )

@@ -177,7 +177,6 @@ RULES = (
         evidence="{text}.",
         consequence="It changes nothing, though somebody may count on it.",
         remedy="",
-        source="sgl-project/sglang srt/speculative/eagle_worker_v2.py init_token_map; "
-        "srt/arg_groups/fields/spec.py",
+        source="sgl-project/sglang srt/speculative/eagle_worker_v2.py init_token_map; srt/arg_groups/fields/spec.py",
     ),
 )

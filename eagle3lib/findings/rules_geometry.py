@@ -27,8 +27,7 @@ def _geometry(i: Inspection) -> Iterator[Facts]:
         yield {
             "subject": "num_attention_heads",
             "severity": "error",
-            "text": f"hidden_size {d.hidden_size} does not divide among {d.heads} heads, and head_dim is "
-            "not given",
+            "text": f"hidden_size {d.hidden_size} does not divide among {d.heads} heads, and head_dim is not given",
         }
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         ids = d.get(key)
@@ -45,11 +44,7 @@ def _geometry(i: Inspection) -> Iterator[Facts]:
             "edits": [Edit("draft config", "num_hidden_layers", held)],
         }
     for key in d.duplicates:
-        yield {
-            "subject": key,
-            "kind": "duplicate_key",
-            "text": f"the key {key} stands twice; its last value is taken",
-        }
+        yield {"subject": key, "kind": "duplicate_key", "text": f"the key {key} stands twice; its last value is taken"}
     for crash in i.served.crashes:
         if crash.topic == "config":
             yield {
@@ -82,10 +77,7 @@ def _config_cure(i: Inspection, text: str) -> Facts:
                 "remedy": f"Set target_hidden_size to {width}.",
                 "edits": [Edit("draft config", "target_hidden_size", width)],
             }
-        return {
-            "remedy": "Remove target_hidden_size.",
-            "edits": [Edit("draft config", "target_hidden_size", None)],
-        }
+        return {"remedy": "Remove target_hidden_size.", "edits": [Edit("draft config", "target_hidden_size", None)]}
     return {"remedy": "Give it the value of the trained draft."}
 
 
@@ -124,8 +116,7 @@ RULES = (
         subject="config",
         when=_geometry,
         evidence="{text}.",
-        consequence="A config that contradicts itself is read differently by different programs, or "
-        "stops the server.",
+        consequence="A config that contradicts itself is read differently by different programs, or stops the server.",
         remedy="Correct the value.",
         source="sgl-project/sglang srt/models/llama_eagle3.py; transformers LlamaConfig",
     ),

@@ -85,9 +85,7 @@ def _difference(i: Inspection) -> str | None:
         return None  # other rules say it
     taken = i.draft.aux_found[ENGINE_PLACE]
     steps = {a - b for a, b in zip(sorted(trained), sorted(taken), strict=False)}
-    return (
-        "convention" if len(steps) == 1 and len(taken) == len(trained) and abs(min(steps)) <= 1 else "layers"
-    )
+    return "convention" if len(steps) == 1 and len(taken) == len(trained) and abs(min(steps)) <= 1 else "layers"
 
 
 def _convention(i: Inspection) -> Iterator[Facts]:
@@ -125,19 +123,11 @@ def _order(i: Inspection) -> Iterator[Facts]:
     certain = i.draft.dialect == "angelslim"
     rule = family_rule(i.target.family, i.served.version) if i.target else None
     if certain or i.draft.dialect == "sglang" and (rule is None or rule.shift != "first"):
-        yield {
-            **_common(i),
-            "severity": "error" if certain else "warning",
-            "slots": list(i.trained.boundaries or ids),
-        }
+        yield {**_common(i), "severity": "error" if certain else "warning", "slots": list(i.trained.boundaries or ids)}
 
 
 def _final(i: Inspection) -> Iterator[Facts]:
-    normed = (
-        i.draft.dialect == "angelslim"
-        and i.target is not None
-        and i.target.layers in (i.trained.boundaries or ())
-    )
+    normed = i.draft.dialect == "angelslim" and i.target is not None and i.target.layers in (i.trained.boundaries or ())
     for problem in i.served.captured.problems if i.served.captured else ():
         if problem.topic == "final":
             yield {**_common(i), "what": problem.text, **_cure(i, i.trained.boundaries)}
@@ -209,8 +199,7 @@ RULES = (
         severity="error",
         subject=ENGINE_PLACE,
         when=_layers,
-        evidence="Captured are boundaries {captured} (id -> boundary: {pairs}); trained on {trained} "
-        "({why}).",
+        evidence="Captured are boundaries {captured} (id -> boundary: {pairs}); trained on {trained} ({why}).",
         consequence="The draft is fed other layers than it was trained on: expect a loss at every "
         "position, down to "
         "1.00.",
@@ -227,9 +216,7 @@ RULES = (
         "the list's order; "
         "fc's slots were trained as {slots} if in the list's order.",
         consequence="Every column block of fc would get another layer's state: a loss at every position.",
-        remedy="Permute fc.weight's column blocks to ascending layers and sort the ids, or train in "
-        "ascending "
-        "order.",
+        remedy="Permute fc.weight's column blocks to ascending layers and sort the ids, or train in ascending order.",
         source="Tencent/AngelSlim target_model_wrapper.py _extract_auxiliary_hidden_states; " + _CAPTURE,
     ),
     Rule(

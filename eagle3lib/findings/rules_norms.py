@@ -26,11 +26,7 @@ def _flag(name: str, tensors: str):
         said = f"{place} is true" if getattr(i.draft, name) else f"the config does not set {name}"
         facts = {"said": said, "held": f", and the file holds {held.name} {list(held.shape)}" if held else ""}
         if i.served.version == "0.5.9":
-            yield {
-                **facts,
-                "why": "0.5.9 knows no such flag",
-                "remedy": f"Use SGLang 0.5.23 with {name} at top level.",
-            }
+            yield {**facts, "why": "0.5.9 knows no such flag", "remedy": f"Use SGLang 0.5.23 with {name} at top level."}
         elif i.draft.mla and name == "norm_before_fc":
             yield {
                 **facts,
@@ -94,8 +90,7 @@ RULES = (
         evidence="norm_output is true. SpecForge before PR 879 meant pre-norm feedback by it, since then "
         "and in "
         "SGLang it means post-norm.",
-        consequence="If trained before that change, the tail is lost; the first position is the same "
-        "either way.",
+        consequence="If trained before that change, the tail is lost; the first position is the same either way.",
         remedy="Nothing, unless notebook 02 finds norm_output off to be better: then set it to false.",
         source="sgl-project/SpecForge modeling/draft/llama3_eagle.py; PR 879",
     ),

@@ -31,9 +31,7 @@ def _theta(i: Inspection) -> Iterator[Facts]:
             "remedy": f"Set {key} to {trained:g}.",
             "edits": [Edit("draft config", key, int(trained) if trained == int(trained) else trained)],
         }
-    elif (
-        rope.spelling == "both" and i.draft.get("rope_theta") is not None and rope.theta != rope.legacy_theta
-    ):
+    elif rope.spelling == "both" and i.draft.get("rope_theta") is not None and rope.theta != rope.legacy_theta:
         yield {
             "trained": f"{rope.legacy_theta:g} or {rope.theta:g}",
             "served": f"{served:g}",
@@ -54,18 +52,14 @@ def _scaling(i: Inspection) -> Iterator[Facts]:
         }
     elif rope.scaling and not i.served.rope.scaling:
         yield {
-            "what": f"the {rope.kind} scaling stands in rope_parameters, which SGLang {i.served.version} "
-            "does not read",
+            "what": f"the {rope.kind} scaling stands in rope_parameters, which SGLang {i.served.version} does not read",
             "remedy": "Write it as rope_scaling too.",
             "edits": [Edit("draft config", "rope_scaling", dict(rope.scaling))],
         }
     elif target is None:
         return
     elif target.scaling and not rope.scaling and i.draft.dialect == "speculators":
-        positions, original = (
-            i.draft.max_positions or 0,
-            target.original_positions or i.target.max_positions or 0,
-        )
+        positions, original = (i.draft.max_positions or 0, target.original_positions or i.target.max_positions or 0)
         yield {
             "severity": "warning" if positions > original else "note",
             "what": f"the target scales its positions ({target.kind}), speculators copies that from it, "
@@ -112,11 +106,7 @@ def _window(i: Inspection) -> Iterator[Facts]:
 
 
 def _context(i: Inspection) -> Iterator[Facts]:
-    limit, context, prompt = (
-        draft_context(i.draft, i.launch, i.served.version),
-        i.served.context,
-        i.longest_prompt,
-    )
+    limit, context, prompt = (draft_context(i.draft, i.launch, i.served.version), i.served.context, i.longest_prompt)
     forced = i.launch.set_in_env(CONTEXT_OVERRIDE)
     facts = {
         "limit": f"{limit:,}",
@@ -136,8 +126,7 @@ def _context(i: Inspection) -> Iterator[Facts]:
     elif prompt > limit:
         yield {
             **facts,
-            "effect": f"Prompts of {prompt:,} tokens exceed what the draft saw: acceptance falls with "
-            "length.",
+            "effect": f"Prompts of {prompt:,} tokens exceed what the draft saw: acceptance falls with length.",
         }
     elif context and context > limit:
         effect = (
@@ -182,8 +171,7 @@ RULES = (
         severity="warning",
         subject="sliding_window",
         when=_window,
-        evidence="Trained to see {trained}, served with {served}: SGLang ignores sliding_window and "
-        "layer_types.",
+        evidence="Trained to see {trained}, served with {served}: SGLang ignores sliding_window and layer_types.",
         consequence="The same up to {limit} tokens, a step down beyond.",
         remedy="",
         source=_DRAFT + " LlamaForCausalLMEagle3.__init__",

@@ -58,8 +58,7 @@ def _algorithm(i: Inspection) -> Iterator[Facts]:
         yield {
             "severity": "error" if is_command(i.launch) else "note",
             "subject": "--speculative-draft-model-path",
-            "text": "--speculative-draft-model-path "
-            + (f"{path} is the target itself" if same else "is not given"),
+            "text": "--speculative-draft-model-path " + (f"{path} is the target itself" if same else "is not given"),
             "effect": "SGLang loads the target as the draft and stops (no hot_token_id or no set_embed).",
             "remedy": "Give the draft's folder as --speculative-draft-model-path.",
         }
@@ -69,13 +68,9 @@ def _steps(i: Inspection) -> Iterator[Facts]:
     if not judged(i):
         return
     asked = [i.launch.integer(name[2:].replace("-", "_")) for name in _NAMES]
-    shown = " ".join(
-        f"{name} {value}" for name, value in zip(_NAMES, asked, strict=True) if value is not None
-    )
+    shown = " ".join(f"{name} {value}" for name, value in zip(_NAMES, asked, strict=True) if value is not None)
     spec = i.served.speculation
-    effective = "/".join(
-        "?" if v is None else str(v) for v in (spec.num_steps, spec.topk, spec.num_draft_tokens)
-    )
+    effective = "/".join("?" if v is None else str(v) for v in (spec.num_steps, spec.topk, spec.num_draft_tokens))
     facts = {"shown": shown or "no settings", "effective": effective}
     refused = [r.text for r in spec.refusals if r.topic == "steps"]
     if refused:
@@ -90,9 +85,7 @@ def _steps(i: Inspection) -> Iterator[Facts]:
             "effect": f"At most {(spec.num_steps or 0) + 1} tokens a verify step, not {asked[2]}.",
             **_settings(steps, 1, steps + 1),
         }
-    elif (
-        spec.topk and spec.topk > 1 and spec.num_steps and (spec.num_draft_tokens or 99) < spec.num_steps + 1
-    ):
+    elif spec.topk and spec.topk > 1 and spec.num_steps and (spec.num_draft_tokens or 99) < spec.num_steps + 1:
         yield {
             **facts,
             "severity": "warning",

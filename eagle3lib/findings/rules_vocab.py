@@ -10,14 +10,7 @@ from eagle3lib.findings.rule import Facts, Inspection, Rule
 
 _LOAD = "sgl-project/sglang srt/models/llama_eagle3.py load_weights"
 #: Where trainers leave the vocabulary map outside of the weights.
-_SIDE_FILES = (
-    "d2t.pt",
-    "d2t.npy",
-    "vocab_mapping.pt",
-    "vocab_mapping/vocab_mapping.pt",
-    "eagle_meta.pt",
-    "cache.pt",
-)
+_SIDE_FILES = ("d2t.pt", "d2t.npy", "vocab_mapping.pt", "vocab_mapping/vocab_mapping.pt", "eagle_meta.pt", "cache.pt")
 
 
 def _map(i: Inspection) -> Iterator[Facts]:
@@ -64,10 +57,8 @@ def _head(i: Inspection) -> Iterator[Facts]:
             "text": f"of {matches[2]} probed rows of lm_head.weight, {matches[1]} lie close to a row of "
             "the target's head, "
             f"and for {matches[0]} of them it is the row that d2t names",
-            "effect": "Draft tokens are decoded to other tokens than the head means: expect accept "
-            "length 1.00.",
-            "remedy": "Export the d2t that this head was trained with (a map made anew, or a stale "
-            "cache, is another).",
+            "effect": "Draft tokens are decoded to other tokens than the head means: expect accept length 1.00.",
+            "remedy": "Export the d2t that this head was trained with (a map made anew, or a stale cache, is another).",
         }
 
 
@@ -102,11 +93,7 @@ def _embed(i: Inspection) -> Iterator[Facts]:
             else f"differs from the target's by {100 * error:.3g} % (relative error)",
         }
     elif own and error is None and shares_embedding(i.draft):
-        yield {
-            "subject": own.name,
-            "severity": "note",
-            "text": "could not be compared with the target's (not given)",
-        }
+        yield {"subject": own.name, "severity": "note", "text": "could not be compared with the target's (not given)"}
 
 
 RULES = (

@@ -36,8 +36,7 @@ def _missing(i: Inspection) -> Iterator[Facts]:
     if i.checkpoint.absent:
         files = sorted(set(i.checkpoint.absent.values()))
         yield {
-            "what": f"the index names {len(i.checkpoint.absent)} tensors in files that are not there: "
-            f"{_some(files)}",
+            "what": f"the index names {len(i.checkpoint.absent)} tensors in files that are not there: {_some(files)}",
             "subject": files[0],
             "remedy": "Download the missing files.",
         }
@@ -58,9 +57,7 @@ def _missing(i: Inspection) -> Iterator[Facts]:
 def _prefix(unread: Sequence[str]) -> str:
     """A prefix that all unread tensors of a layer share, such as ``draft_model.``."""
     found = {
-        m[1]
-        for n in unread
-        if (m := re.match(r"(.+\.)(?:model\.)?(?:midlayer|layers\.\d+|fc|norm|lm_head)\.", n))
+        m[1] for n in unread if (m := re.match(r"(.+\.)(?:model\.)?(?:midlayer|layers\.\d+|fc|norm|lm_head)\.", n))
     }
     return found.pop() if len(found) == 1 else ""
 

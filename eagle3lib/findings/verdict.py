@@ -15,6 +15,9 @@ from typing import Any
 
 from eagle3lib.findings.finding import Edit
 
+#: In these families kinds are rival explanations of one thing: what was measured stands, guesses give way.
+RIVALS = ("aux", "rope")
+
 #: How far one finding alone is believed: shown to harm, or only likely to.
 BELIEF = {"error": 0.9, "warning": 0.5}
 #: However many agree, they read the same files.
@@ -29,6 +32,9 @@ RANK_COST = (0.0, 0.1, 1.0)
 
 #: The notebooks whose answer can tell a healthy setup from a sick one: files first, then behaviour.
 FILES, BEHAVIOUR = "01_config_inspection", ("02_manual_forward", "03_acceptance", "04_capture_diff")
+
+
+_Found = list[tuple[str, Mapping[str, Any]]]  # findings of one cause, each with its notebook
 
 
 @dataclass(frozen=True)
@@ -60,14 +66,21 @@ def verdict(records: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]
     ``records``: by notebook stem, as ``telling.records.read_records`` gives them; ``missing``: for every other
     notebook the reason why it has none.
     """
-    by_cause: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    by_cause: dict[str, _Found] = {}
     for stem, record in sorted(records.items()):
         for finding in record["findings"]:
             if finding["severity"] in BELIEF:
                 by_cause.setdefault(_cause(finding["kind"]), []).append((stem, finding))
-    diagnosis = tuple(sorted((_diagnose(found) for found in by_cause.values()), key=_rank))
+    diagnosis = tuple(sorted((_diagnose(found) for found in _without_guesses(by_cause).values()), key=_rank))
     healthy = _healthy(diagnosis, records)
     return Verdict(diagnosis, healthy, _next_step(diagnosis, healthy, missing))
+
+
+def _without_guesses(by_cause: dict[str, _Found]) -> dict[str, _Found]:
+    """Without the causes that are only likely where another kind of the same family is shown."""
+    shown = {cause for cause, found in by_cause.items() if any(f["severity"] == "error" for _, f in found)}
+    settled = {cause.split(".")[0] for cause in shown} & set(RIVALS)
+    return {c: found for c, found in by_cause.items() if c in shown or c.split(".")[0] not in settled}
 
 
 def _cause(kind: str) -> str:
@@ -75,7 +88,7 @@ def _cause(kind: str) -> str:
     return ".".join(kind.split(".")[:2])
 
 
-def _diagnose(found: list[tuple[str, Mapping[str, Any]]]) -> Diagnosis:
+def _diagnose(found: _Found) -> Diagnosis:
     strongest: dict[str, float] = {}  # one vote a notebook: its findings share their evidence
     for stem, finding in found:
         strongest[stem] = max(strongest.get(stem, 0.0), BELIEF[finding["severity"]])

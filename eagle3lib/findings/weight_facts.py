@@ -75,14 +75,7 @@ def weight_facts(
     vocab = target.vocab_size if target else draft.vocab_size
     faults = tuple(_vocab(draft, d2t, t2d, vocab))
     matches = None
-    if (
-        d2t is not None
-        and not faults
-        and head
-        and target_weights
-        and len(head.shape) == 2
-        and rows == len(d2t)
-    ):
+    if d2t is not None and not faults and head and target_weights and len(head.shape) == 2 and rows == len(d2t):
         matches = _head_matches(checkpoint, head.name, d2t, target_weights)
     return WeightFacts(
         broken,
@@ -124,9 +117,7 @@ def _map(checkpoint: Checkpoint, name: str | None, ending: str) -> Tensor | None
     return checkpoint.tensor(info.name) if info else None
 
 
-def _vocab(
-    draft: DraftConfig, d2t: Tensor | None, t2d: Tensor | None, vocab: int | None
-) -> Iterator[VocabFault]:
+def _vocab(draft: DraftConfig, d2t: Tensor | None, t2d: Tensor | None, vocab: int | None) -> Iterator[VocabFault]:
     """What is wrong with a draft's vocabulary map: ``target id = draft id + d2t[draft id]``."""
     if d2t is None:
         if draft.reduced:
@@ -137,9 +128,7 @@ def _vocab(
             )
         return
     if d2t.ndim != 1 or d2t.dtype.is_floating_point or d2t.dtype == torch.bool:
-        yield VocabFault(
-            "dtype", f"d2t is {d2t.dtype} of shape {list(d2t.shape)}, not a list of integer offsets"
-        )
+        yield VocabFault("dtype", f"d2t is {d2t.dtype} of shape {list(d2t.shape)}, not a list of integer offsets")
         return
     size = len(d2t)
     expected = draft.draft_vocab
@@ -147,9 +136,7 @@ def _vocab(
         yield VocabFault("length", f"d2t has {size:,} entries, the config says draft_vocab_size {expected:,}")
     ids = d2t.long() + torch.arange(size)
     if t2d is not None and (t2d.ndim != 1 or vocab and len(t2d) != vocab):
-        yield VocabFault(
-            "t2d", f"t2d is of shape {list(t2d.shape)}, the target's vocabulary has {vocab or 0:,}"
-        )
+        yield VocabFault("t2d", f"t2d is of shape {list(t2d.shape)}, the target's vocabulary has {vocab or 0:,}")
         t2d = None
     member = None if t2d is None else t2d != 0
     out = int(((ids < 0) | (ids >= vocab)).sum()) if vocab else 0
@@ -165,16 +152,13 @@ def _vocab(
         return
     double = size - len(ids.unique())
     if double:
-        yield VocabFault(
-            "duplicates", f"{double:,} of {size:,} draft ids map to a target id that another one has"
-        )
+        yield VocabFault("duplicates", f"{double:,} of {size:,} draft ids map to a target id that another one has")
     if member is not None:
         marked, wrong = int(member.sum()), int((~member[ids]).sum())
         if wrong or marked != size:
             yield VocabFault(
                 "t2d",
-                f"t2d marks {marked:,} target ids, d2t has {size:,}; {wrong:,} of those that d2t "
-                "names are not marked",
+                f"t2d marks {marked:,} target ids, d2t has {size:,}; {wrong:,} of those that d2t names are not marked",
             )
     elif draft.reduced and not bool(d2t.any()):
         yield VocabFault(
@@ -193,10 +177,7 @@ def _absolute(d2t: Tensor, ids: Tensor, member: Tensor | None, vocab: int | None
 
 
 def _embed_error(draft: DraftConfig, checkpoint: Checkpoint, target: Checkpoint | None) -> float | None:
-    own, theirs = (
-        checkpoint.find("embed_tokens.weight"),
-        target.find("embed_tokens.weight") if target else None,
-    )
+    own, theirs = (checkpoint.find("embed_tokens.weight"), target.find("embed_tokens.weight") if target else None)
     if own is None or theirs is None or not shares_embedding(draft):
         return None
     if own.shape != theirs.shape:
@@ -205,9 +186,7 @@ def _embed_error(draft: DraftConfig, checkpoint: Checkpoint, target: Checkpoint 
     return float((a - b).norm() / b.norm().clamp(min=1e-12))
 
 
-def _head_matches(
-    checkpoint: Checkpoint, name: str, d2t: Tensor, target: Checkpoint
-) -> tuple[int, int, int] | None:
+def _head_matches(checkpoint: Checkpoint, name: str, d2t: Tensor, target: Checkpoint) -> tuple[int, int, int] | None:
     """For some rows of the draft's head: which row of the target's head is nearest, by cosine?"""
     theirs = target.find("lm_head.weight") or target.find("embed_tokens.weight")
     own = checkpoint.info(name)

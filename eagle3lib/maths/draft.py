@@ -1,12 +1,13 @@
 """The forward pass of an EAGLE-3 draft over one conversation, as the paper draws it.
 
-Row t pairs the target's state after token t with the embedding of token t + 1 and, at depth 1, proposes token
-t + 2. At depth d the draft reads its own previous state and the embedding of token t + d, the true one: while
-a chain is right, that is the token it drafted itself. Rows are computed side by side, because a chain that has
-left the truth is of no interest any more.
+Row t pairs the target's state after token t with the embedding of token t + 1 and, at depth 1, proposes
+token t + 2. At depth d the draft reads its own previous state and the embedding of token t + d, the true one:
+while a chain is right, that is the token it drafted itself. Rows are computed side by side, because a chain
+that has left the truth is of no interest any more.
 
 Paper: Li et al. 2025, arXiv 2503.01840. Order of operations, rotary positions (row t at depth d sits at
-t + d - 1) and residuals follow SGLang ``srt/models/llama_eagle3.py`` and ``srt/speculative/eagle_worker_v2.py``.
+t + d - 1) and residuals follow SGLang, ``srt/models/llama_eagle3.py`` and
+``srt/speculative/eagle_worker_v2.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _silent(name: str, value: Tensor) -> None:
 class Chains:
     """What the draft proposes from many starts at once.
 
-    ``starts [S]``: start t knows token t + 1. ``proposed [depths, S]``: target ids for tokens t + 2, t + 3 ...
+    ``starts [S]``: start t knows token t + 1. ``proposed [depths, S]``: target ids for tokens t + 2 and on.
     ``margins [depths, S]``: gap between the two best logits.
     """
 
@@ -142,9 +143,7 @@ def depth_states(
     hidden = _shifted(hidden, wiring.shift)[:rows]
     table = _embedding(draft, wiring)
     positions = torch.arange(rows + depths, device=hidden.device)
-    cos, sin = rotary_tables(
-        wiring.rope_theta, wiring.rope_scaling, draft.head_dim, positions, draft.max_positions
-    )
+    cos, sin = rotary_tables(wiring.rope_theta, wiring.rope_scaling, draft.head_dim, positions, draft.max_positions)
     memories = [_Memory() for _ in draft.layers]
     start = 0  # the first row at hand: all rows at depth 1, the asked ones later
     for depth in range(1, depths + 1):

@@ -136,9 +136,7 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, first: int, window: int) -> tuple
     return torch.cat(outs), torch.cat(logs)
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Fused attention that returns its output ``[S, heads, D]`` and log-denominator ``[S, heads]``.
 
     These are the operators behind ``scaled_dot_product_attention``, which hides the second result.

@@ -1,7 +1,7 @@
 """States of a target small enough to run here, boundary by boundary, computed once and kept.
 
-The target runs through transformers. Its residual stream is taken before the first block and after each block,
-never from ``output_hidden_states``, whose last entry is already normed.
+The target runs through transformers. Its residual stream is taken before the first block and after each
+block, never from ``output_hidden_states``, whose last entry is already normed.
 """
 
 from __future__ import annotations

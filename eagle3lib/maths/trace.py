@@ -16,7 +16,7 @@ from eagle3lib.maths.wiring import Wiring
 #: What happens at each stage, by the name that the forward pass gives it.
 WORDS = {
     "captured states": "The target's states after this token, one slot beside the other.",
-    "fc": "One matrix makes one hidden state of all slots. Only at depth 1; later depths feed back their own.",
+    "fc": "One matrix makes one hidden state of all slots; later depths feed back their own instead.",
     "embedding": "The embedding of the next token: the token that the draft already knows.",
     "input_layernorm": "The embedding, normed.",
     "hidden_norm": "The hidden state, normed on its own, since it is far larger than an embedding.",

@@ -201,18 +201,12 @@ def _completion_length(requests: Sequence[RequestReport]) -> Rate | None:
 
 
 def _stated_budget_rate(requests: Sequence[RequestReport]) -> Rate | None:
-    accepted = [
-        accepted_of(request.histogram) if request.histogram else request.accepted for request in requests
-    ]
+    accepted = [accepted_of(request.histogram) if request.histogram else request.accepted for request in requests]
     return _known(accepted, [request.proposed for request in requests])
 
 
 def _known(numerators: Sequence[int | None], denominators: Sequence[int | None]) -> Rate | None:
-    pairs = [
-        (top, bottom)
-        for top, bottom in zip(numerators, denominators, strict=True)
-        if top is not None and bottom
-    ]
+    pairs = [(top, bottom) for top, bottom in zip(numerators, denominators, strict=True) if top is not None and bottom]
     return rate(*zip(*pairs, strict=True)) if pairs else None
 
 

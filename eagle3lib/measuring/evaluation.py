@@ -42,9 +42,7 @@ class Evaluation:
         return rate(*accept_counts(self.walks(num_steps)))
 
 
-def evaluate(
-    draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depths: int, beyond: int = 0
-) -> Request:
+def evaluate(draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depths: int, beyond: int = 0) -> Request:
     """Run the draft over one sample.
 
     Args:

@@ -14,9 +14,7 @@ ROUNDING = 0.006
 
 def impossible(report: EngineReport, num_steps: int | None = None) -> list[str]:
     """Each contradiction within one request, in words with its numbers; the same words once."""
-    return list(
-        dict.fromkeys(text for request in report.requests for text in _contradictions(request, num_steps))
-    )
+    return list(dict.fromkeys(text for request in report.requests for text in _contradictions(request, num_steps)))
 
 
 def impossible_training(report: TrainingReport) -> list[str]:
@@ -26,9 +24,7 @@ def impossible_training(report: TrainingReport) -> list[str]:
     else:
         low, high = 0.0, 1.0
     return [
-        f"{report.metric} {value:g} outside {low:g} to {high:g}"
-        for value in report.values
-        if not low <= value <= high
+        f"{report.metric} {value:g} outside {low:g} to {high:g}" for value in report.values if not low <= value <= high
     ]
 
 
@@ -66,14 +62,7 @@ def counts_root_as_draft(report: EngineReport, num_draft_tokens: int | None) -> 
 
 def _contradictions(request: RequestReport, num_steps: int | None) -> Iterator[str]:
     histogram, steps, accepted = request.histogram, request.verify_steps, request.accepted
-    counts = [
-        *(histogram or ()),
-        steps,
-        accepted,
-        request.proposed,
-        request.completion_tokens,
-        *(request.steps or ()),
-    ]
+    counts = [*(histogram or ()), steps, accepted, request.proposed, request.completion_tokens, *(request.steps or ())]
     if any(count is not None and count < 0 for count in counts):
         yield "a negative count"
         return

@@ -1,11 +1,12 @@
 """The verify steps that greedy serving takes, read off one forward pass over a finished conversation.
 
-Greedy verification accepts drafts while they equal what the target says next, and what it says next stands in
-the conversation. So from the chains of all starts the whole sequence of steps follows, for every ``num_steps``.
+Greedy verification accepts drafts while they equal what the target says next, and what it says next stands
+in the conversation. So from the chains of all starts the whole sequence of steps follows, for every
+``num_steps``.
 
-Semantics of SGLang 0.5.23 (``srt/speculative/eagle_worker_v2.py``, ``_resolve_spec_v2_tokens``): prefill gives
-the first output token; each verify step then accepts 0 to ``num_steps`` drafts and adds a bonus token; the
-counts of the last step are those before the cut by stop or length.
+Semantics of SGLang 0.5.23 (``srt/speculative/eagle_worker_v2.py``, ``_resolve_spec_v2_tokens``): prefill
+gives the first output token; each verify step then accepts 0 to ``num_steps`` drafts and adds a bonus token;
+the counts of the last step are those before the cut by stop or length.
 """
 
 from __future__ import annotations

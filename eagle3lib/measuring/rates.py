@@ -18,7 +18,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Rate:
-    """``numerator / denominator`` over all requests; ``ci`` is the 95 % interval, ``None`` for one request."""
+    """``numerator / denominator`` over all requests; ``ci``: 95 % interval, ``None`` for one request."""
 
     value: float | None
     numerator: float

@@ -45,11 +45,9 @@ def from_samples(captures: Sequence[Capture], path: str | Path, hidden: int) -> 
     states: list[Mapping[Boundary, Tensor]] = []
     for sample in found:
         if sample.states is None or sample.boundaries is None:
-            raise InputError(sample.name, "no states at named boundaries", "aux_hidden_states and their boundaries",
-                             "use the samples that the draft was trained on, with `boundaries` in their metadata")  # fmt: skip
-        by_boundary: dict[Boundary, Tensor] = dict(
-            zip(sample.boundaries, sample.states.unbind(1), strict=True)
-        )
+            cure = "use the samples that the draft was trained on, with `boundaries` in their metadata"
+            raise InputError(sample.name, "no states at named boundaries", "aux_hidden_states with boundaries", cure)
+        by_boundary: dict[Boundary, Tensor] = dict(zip(sample.boundaries, sample.states.unbind(1), strict=True))
         if sample.last_hidden_state is not None:
             by_boundary["final_norm" if sample.last_is_normed else "last"] = sample.last_hidden_state
         states.append(by_boundary)
@@ -57,10 +55,7 @@ def from_samples(captures: Sequence[Capture], path: str | Path, hidden: int) -> 
 
 
 def expected_boundaries(
-    given: Sequence[int],
-    references: References,
-    record: Mapping[str, Any] | None,
-    config: Sequence[int] | None,
+    given: Sequence[int], references: References, record: Mapping[str, Any] | None, config: Sequence[int] | None
 ) -> tuple[tuple[int, ...] | None, str]:
     """The boundaries the draft was trained on and who says so; the first that knows is believed.
 
@@ -93,6 +88,4 @@ def _sample_of(capture: Capture, samples: Sequence[Sample]) -> Sample:
         length = min(len(ids), len(sample.input_ids))
         if torch.equal(sample.input_ids[:length], ids[:length]):
             return sample
-    raise InputError(
-        capture.source, "tokens that no reference sample begins with", "the same request in `reference`"
-    )
+    raise InputError(capture.source, "tokens that no reference sample begins with", "the same request in `reference`")

@@ -54,17 +54,13 @@ def first_divergence(diffs: Sequence[StageDiff]) -> str | None:
 
 def _get(stages: Mapping[str, Tensor], stage: str, side: str) -> Tensor:
     if stage not in stages:
-        raise InputError(
-            f"{side} stages", f"no {stage!r} among {sorted(stages)}", "every stage on both sides"
-        )
+        raise InputError(f"{side} stages", f"no {stage!r} among {sorted(stages)}", "every stage on both sides")
     return stages[stage]
 
 
 def _compare(stage: str, found: Tensor, reference: Tensor, tolerance: float | None) -> StageDiff:
     if found.shape != reference.shape or found.numel() == 0:
-        raise InputError(
-            f"stage {stage}", f"shape {list(found.shape)}", f"shape {list(reference.shape)}, not empty"
-        )
+        raise InputError(f"stage {stage}", f"shape {list(found.shape)}", f"shape {list(reference.shape)}, not empty")
     if tolerance is None:
         tolerance = max(TOLERANCE.get(value.dtype, TOLERANCE[torch.float32]) for value in (found, reference))
     a, b = found.double().flatten(), reference.double().flatten()

@@ -97,9 +97,7 @@ def match_streams(
                 runner_up_cosine=other.cosine,
                 nearest=best.boundary,
                 scale=scale,
-                expected_boundary=expected[stream]
-                if expected is not None and stream < len(expected)
-                else None,
+                expected_boundary=expected[stream] if expected is not None and stream < len(expected) else None,
             )
         )
     return matches
@@ -114,17 +112,13 @@ def rank_disagreement(ranks: Sequence[Tensor]) -> float:
     first, *others = (rows.float() for rows in ranks)
     if not others:
         raise InputError("ranks", "one", "captures of at least two ranks")
-    errors = [
-        ((first - other).norm(dim=-1) / first.norm(dim=-1).clamp_min(1e-30)).median() for other in others
-    ]
+    errors = [((first - other).norm(dim=-1) / first.norm(dim=-1).clamp_min(1e-30)).median() for other in others]
     return float(torch.stack(errors).max())
 
 
 def _check(streams: Sequence[Tensor], references: Sequence[Mapping[Boundary, Tensor]]) -> None:
     if not streams or len(streams) != len(references) or any(len(rows) == 0 for rows in streams):
-        raise InputError(
-            "streams", f"{len(streams)} captures for {len(references)} references", "one each, with rows"
-        )
+        raise InputError("streams", f"{len(streams)} captures for {len(references)} references", "one each, with rows")
     for request, states in zip(streams, references, strict=True):
         if request.dim() != 3 or request.shape[1] != streams[0].shape[1]:
             raise InputError("streams", f"shape {list(request.shape)}", f"[T, {streams[0].shape[1]}, H]")
@@ -134,9 +128,7 @@ def _check(streams: Sequence[Tensor], references: Sequence[Mapping[Boundary, Ten
             if len(state) < MIN_POSITIONS:
                 raise InputError(f"reference {boundary}", f"{len(state)} rows", f"at least {MIN_POSITIONS}")
             if state.dim() != 2 or state.shape[1] != request.shape[2]:
-                raise InputError(
-                    f"reference {boundary}", f"shape {list(state.shape)}", f"[P, {request.shape[2]}]"
-                )
+                raise InputError(f"reference {boundary}", f"shape {list(state.shape)}", f"[P, {request.shape[2]}]")
 
 
 def _best(
@@ -149,9 +141,7 @@ def _best(
     fits = sorted(_fits(rows, references, positions, shifts), key=lambda fit: fit.error)
     others = [fit for fit in fits if fit.boundary != fits[0].boundary]
     if not others:
-        raise InputError(
-            "streams", "no finite row at a position of the reference", "rows of the same requests"
-        )
+        raise InputError("streams", "no finite row at a position of the reference", "rows of the same requests")
     return fits[0], others[0]
 
 

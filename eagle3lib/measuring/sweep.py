@@ -76,9 +76,7 @@ def recommend(summaries: Sequence[Summary]) -> dict[str, dict[str, int] | Litera
         paying = [summary for summary in summaries if summary.concurrency == concurrency and summary.pays]
         best = max(paying, key=lambda summary: summary.tokens_per_second or 0.0, default=None)
         names = ("num_steps", "topk", "num_draft_tokens")
-        recommendation[str(concurrency)] = (
-            "off" if best is None else dict(zip(names, best.setting, strict=True))
-        )
+        recommendation[str(concurrency)] = "off" if best is None else dict(zip(names, best.setting, strict=True))
     return recommendation
 
 

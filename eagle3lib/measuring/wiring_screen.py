@@ -1,7 +1,7 @@
 """Cheap passes over a few rows of a few samples, that tell good wirings from bad ones.
 
-Wirings are scored by the likelihood that the draft gives to the true next tokens, which tells them apart on far
-fewer rows than right and wrong do.
+Wirings are scored by the likelihood that the draft gives to the true next tokens, which tells them apart on
+far fewer rows than right and wrong do.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PARTS, CONTEXT, STARTS = 4, 48, 64
 
 @dataclass(frozen=True)
 class Material:
-    """A sample with the states that are at hand, ``[T, H_t]`` by boundary: all of them, or the captured ones."""
+    """A sample with the states at hand, ``[T, H_t]`` by boundary: all of them, or the captured ones."""
 
     sample: Sample
     states: Mapping[int, Tensor]
 
     @classmethod
     def of(cls, sample: Sample, states: Tensor, boundaries: Sequence[int], embedding: Tensor | None) -> Material:
-        """From ``states [T, K, H_t]`` at ``boundaries``; ``embedding [V_t, H_t]`` gives boundary 0 if it lacks.
+        """From ``states [T, K, H_t]`` at ``boundaries``; ``embedding [V_t, H_t]`` gives 0 if it lacks.
 
         (Boundary 0 is the embedding's row; a target that scales it, such as Gemma, must give states itself.)
         """
@@ -50,12 +50,12 @@ class Material:
 
     def part(self) -> Material:
         """The rows around the first starts of the reply, for cheap passes."""
-        start = max(0, self.sample.prompt_tokens - CONTEXT)
-        stop = self.sample.prompt_tokens + STARTS + 2
-        rows = slice(start, stop)
+        whole, prompt = self.sample, self.sample.prompt_tokens
+        start = max(0, prompt - CONTEXT)
+        rows = slice(start, prompt + STARTS + 2)
         cut = replace(
-            self.sample, input_ids=self.sample.input_ids[rows], loss_mask=self.sample.loss_mask[rows],
-            prompt_tokens=self.sample.prompt_tokens - start, states=None, boundaries=None, last_hidden_state=None,
+            whole, input_ids=whole.input_ids[rows], loss_mask=whole.loss_mask[rows],
+            prompt_tokens=prompt - start, states=None, boundaries=None, last_hidden_state=None,
         )  # fmt: skip
         return Material(cut, {k: state[rows] for k, state in self.states.items()})
 
@@ -100,9 +100,7 @@ class Screen:
         without = [self.score(wiring, everything, without=slot) for slot in range(self.draft.slots)]
         return tuple(slot for slot, score in enumerate(without) if score > whole + IDLE)
 
-    def score(
-        self, wiring: Wiring, parts: Iterable[int], depths: int = 2, without: int | None = None
-    ) -> float:
+    def score(self, wiring: Wiring, parts: Iterable[int], depths: int = 2, without: int | None = None) -> float:
         """Mean over rows and depths; ``without`` leaves out the stream of one slot."""
         self.passes += 1
         total, rows = 0.0, 0

@@ -1,7 +1,7 @@
 """The wiring under which a draft's weights predict best, and what that says about wiring and model.
 
-Cheap passes first (``wiring_screen``). What they leave is measured in full, by the accept length of the walk of
-verify steps, with gains paired by request.
+Cheap passes first (``wiring_screen``). What they leave is measured in full, by the accept length of the walk
+of verify steps, with gains paired by request.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ __all__ = ["Candidate", "Material", "Search", "search_wiring"]
 
 Answer = Literal["sound", "wiring", "model", "both", "undecided"]
 
-#: A first position below this on the draft's own kind of text is undertrained (finding ``quality.undertrained``).
+#: A first position below this on the draft's own kind of text is undertrained.
 GOOD_FIRST = 0.4
 #: An interval about it wider than this says nothing.
 WIDE = 0.15
 #: The smallest gain in accept length worth a change, as a share: below it, other wirings look alike.
 MATERIAL = 0.03
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -159,13 +160,11 @@ def _measured(
     draft: Draft, configured: Wiring, chosen: Sequence[Wiring], explained: Container[Wiring],
     materials: Sequence[Material], num_steps: int, progress: Progress,
 ) -> list[Candidate]:  # fmt: skip
-    """All samples, all depths; best first, where a wiring that no known mistake explains must be clearly so."""
+    """All samples and depths, best first; a wiring that no known mistake explains must be clearly better."""
     measured = []
     for i, wiring in enumerate(chosen):
         progress(0.7 + 0.3 * i / len(chosen), f"in full: {describe(wiring, configured)}")
-        requests = [
-            evaluate(draft, wiring, m.sample, m.stack(wiring.boundaries), num_steps) for m in materials
-        ]
+        requests = [evaluate(draft, wiring, m.sample, m.stack(wiring.boundaries), num_steps) for m in materials]
         measured.append((wiring, Evaluation(tuple(requests))))
     base = accept_counts(measured[0][1].walks(num_steps))
     candidates = []

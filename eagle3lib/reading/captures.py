@@ -34,9 +34,7 @@ class Capture:
     request: str
     input_ids: Tensor | None  #: [T] int64; only a folder of plain tensors may lack it
     positions: Tensor  #: [T] int64
-    stages: Mapping[str, Tensor] = field(
-        repr=False
-    )  #: everything captured by name, ``aux_hidden_states`` among it
+    stages: Mapping[str, Tensor] = field(repr=False)  #: everything captured by name, ``aux_hidden_states`` among it
     role: str = "draft"
     rank: int = 0
     module: str = "model.fc"
@@ -57,9 +55,7 @@ class Capture:
         width = self.aux_hidden_states.shape[-1]
         if width % hidden:
             cure = "check that the capture was made with this target."
-            raise InputError(
-                f"{self.source} {AUX}", f"width {width}", f"a multiple of the target's {hidden}", cure
-            )
+            raise InputError(f"{self.source} {AUX}", f"width {width}", f"a multiple of the target's {hidden}", cure)
         return self.aux_hidden_states.unflatten(-1, (-1, hidden))
 
 
@@ -67,17 +63,10 @@ def write_capture(capture: Capture, path: str | Path) -> Path:
     """Write ``capture`` as one safetensors file, in one move; the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.contiguous() for name, value in capture.stages.items()} | {
-        "positions": capture.positions
-    }
+    tensors = {name: value.contiguous() for name, value in capture.stages.items()} | {"positions": capture.positions}
     if capture.input_ids is not None:
         tensors["input_ids"] = capture.input_ids
-    metadata = {
-        "role": capture.role,
-        "rank": str(capture.rank),
-        "module": capture.module,
-        "request": capture.request,
-    }
+    metadata = {"role": capture.role, "rank": str(capture.rank), "module": capture.module, "request": capture.request}
     partial = path.with_suffix(".partial")
     save_file(tensors, partial, metadata)
     os.replace(partial, path)

@@ -161,9 +161,7 @@ def _files(root: Path) -> tuple[list[Path], dict[str, str]]:
             shards = sorted(set(entries.values()))
             return [root / shard for shard in shards if inside(root, shard).is_file()], entries
     for pattern in ("*.safetensors", "*.bin"):
-        found = [
-            p for p in sorted(root.glob(pattern)) if p.name != "training_args.bin" and inside(root, p.name)
-        ]
+        found = [p for p in sorted(root.glob(pattern)) if p.name != "training_args.bin" and inside(root, p.name)]
         if found:
             return found, {}
     return [], {}

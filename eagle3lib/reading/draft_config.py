@@ -187,9 +187,7 @@ class _Reader:
         architecture = _first(names)
         dialect, reason = dialect_of(self.raw, architecture)
         found = dict(self.ids())
-        own = (
-            [p for p in found if p != ENGINE_PLACE] if dialect in ("speculators", "vllm", "angelslim") else []
-        )
+        own = [p for p in found if p != ENGINE_PLACE] if dialect in ("speculators", "vllm", "angelslim") else []
         place = next(iter(own or found), "")  # the trainer's own key says more than one written for an engine
         norms = {  # the first place is the one SGLang reads first
             "norm_before_residual": self.norm("norm_before_residual", "eagle_config.norm_before_residual"),
@@ -203,9 +201,7 @@ class _Reader:
                 "eagle_config.use_aux_norm",
                 "transformer_layer_config.fc_norm",
             ),
-            "norm_output": self.norm(
-                "norm_output", "eagle_config.norm_output", "transformer_layer_config.norm_output"
-            ),
+            "norm_output": self.norm("norm_output", "eagle_config.norm_output", "transformer_layer_config.norm_output"),
         }
         heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
         layers = self.integer("num_hidden_layers", least=0)
@@ -217,9 +213,7 @@ class _Reader:
         if not head_dim and heads and hidden and "kv_lora_rank" not in self.flat:
             head_dim = self.fill("head_dim", hidden // heads)
         eps = self.flat.get("rms_norm_eps")
-        if eps is not None and (
-            isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < 1
-        ):
+        if eps is not None and (isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < 1):
             self.refuse("rms_norm_eps", eps, "a small positive number")
         rope = read_rope(self.flat, self.where)
         if rope.spelling == "absent":
@@ -264,9 +258,7 @@ class _Reader:
             verifier=str(verifier.get("name_or_path") or ""),
             verifier_architecture=_first(verifier.get("architectures")),
             nested=self.nested,
-            assumed=tuple(
-                self.assumed + [f"{key} stands twice; its last value is taken" for key in duplicates]
-            ),
+            assumed=tuple(self.assumed + [f"{key} stands twice; its last value is taken" for key in duplicates]),
         )
 
     def fill(self, name: str, value: Any) -> Any:

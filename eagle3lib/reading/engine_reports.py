@@ -45,9 +45,7 @@ class RequestReport:
     completion_tokens: int | None = None
     steps: tuple[int, ...] | None = None  #: accepted drafts of each verify step, in order
     tried: tuple[tuple[int, int], ...] | None = None  #: (right, tried) at each position
-    stated: Mapping[str, float] = field(
-        default_factory=dict
-    )  #: ``accept_length``, ``accept_rate`` as written there
+    stated: Mapping[str, float] = field(default_factory=dict)  #: ``accept_length``, ``accept_rate`` as written there
     weight: float = 1.0  #: of a log window
     category: str | None = None
     prompt_tokens: int | None = None
@@ -186,9 +184,7 @@ def _from_openai(content: Mapping[str, Any], where: str) -> list[RequestReport]:
 
 
 def _find(content: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    children = (
-        content.values() if isinstance(content, Mapping) else content if isinstance(content, list) else ()
-    )
+    children = content.values() if isinstance(content, Mapping) else content if isinstance(content, list) else ()
     if isinstance(content, Mapping) and key in content:
         found = content[key]
         yield from (found if isinstance(found, list) else [found] if found else [])

@@ -49,11 +49,7 @@ def vllm_log(text: str) -> list[Entry]:
     entries = []
     for match in VLLM_WINDOW.finditer(text):
         length, accepted, drafted, rates = match.groups()
-        entry: Entry = {
-            "accepted": int(accepted),
-            "proposed": int(drafted),
-            "stated": {"accept_length": float(length)},
-        }
+        entry: Entry = {"accepted": int(accepted), "proposed": int(drafted), "stated": {"accept_length": float(length)}}
         if rates:
             positions = [float(rate) for rate in rates.split(",")]
             steps = int(drafted) // len(positions)
@@ -89,11 +85,7 @@ def prometheus(text: str) -> list[Entry]:
         return [entry | {"proposed": int(totals.get(VLLM + "num_draft_tokens", 0))}]
     gauges = {"accept_length": SGLANG + "accept_length", "accept_rate": SGLANG + "accept_rate"}
     return [
-        {
-            "stated": {
-                key: sample.value for key, name in gauges.items() for sample in group if sample.name == name
-            }
-        }
+        {"stated": {key: sample.value for key, name in gauges.items() for sample in group if sample.name == name}}
         for group in _by_rank([sample for sample in samples if sample.name.startswith(SGLANG)])
     ]
 

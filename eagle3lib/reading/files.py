@@ -27,10 +27,7 @@ def inside(folder: Path, name: str) -> Path:
         if parent.name == "snapshots" and real.is_relative_to((parent.parent / "blobs").resolve()):
             return real
     raise UnsafeFile(
-        folder / name,
-        f"a path that leads to {real}",
-        "a file inside the folder",
-        "copy the file into the folder",
+        folder / name, f"a path that leads to {real}", "a file inside the folder", "copy the file into the folder"
     )
 
 

@@ -56,9 +56,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.S)
 _NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?$|-?\.\d+$")
 _OPERATOR = re.compile(r"[|;&]+|\d?>{1,2}&?[\w./-]*|<[\w./-]*")
 #: Continued lines and whole-line comments, outside of quotes.
-_CONTINUED = re.compile(
-    r"""(?P<kept>'[^']*'|"(?:\\.|[^"\\])*")|\\\r?\n|^[ \t]*\#[^\n]*|(?P<other>\\.)""", re.M | re.S
-)
+_CONTINUED = re.compile(r"""(?P<kept>'[^']*'|"(?:\\.|[^"\\])*")|\\\r?\n|^[ \t]*\#[^\n]*|(?P<other>\\.)""", re.M | re.S)
 MAX_TEXT = 1 << 20
 
 
@@ -225,21 +223,14 @@ def _line(text: str) -> Launch:
             )
     words = [p.values[0] for p in parts if not p.name]
     program = next(
-        (
-            name
-            for name in ("vllm", "sglang")
-            if any(re.search(rf"(^|[/.]){name}($|[./])", word) for word in words)
-        ),
-        "",
+        (name for name in ("vllm", "sglang") if any(re.search(rf"(^|[/.]){name}($|[./])", word) for word in words)), ""
     )
     notes = []
     if program == "vllm" or "speculative_config" in flags:
         program = "vllm"
         notes.append("a vLLM command line: its flags are not SGLang's and are not judged here")
     if "config" in flags and program != "vllm":
-        notes.append(
-            f"--config {flags['config']}: flags in that file are not seen; paste /server_info instead"
-        )
+        notes.append(f"--config {flags['config']}: flags in that file are not seen; paste /server_info instead")
     if "serve" in words and "model_path" not in flags:
         after = words[words.index("serve") + 1 :]
         if after:
@@ -256,9 +247,7 @@ def _line(text: str) -> Launch:
         flags.get("model_path"),
     }
     unknown = tuple(w for w in words if w not in known and not w.endswith(("/python", "/python3")))
-    return Launch(
-        MappingProxyType(env), MappingProxyType(flags), "line", program, unknown, tuple(notes), tuple(parts)
-    )
+    return Launch(MappingProxyType(env), MappingProxyType(flags), "line", program, unknown, tuple(notes), tuple(parts))
 
 
 def _parts(tokens: Sequence[str]) -> list[Part]:

@@ -61,8 +61,7 @@ def read_points(path: str | Path) -> list[Point]:
 def parse_points(text: str, source: str) -> list[Point]:
     """The points of one file's text."""
     return [
-        _point(record, f"points {source} entry {number}")
-        for number, record in enumerate(_records(text, source), 1)
+        _point(record, f"points {source} entry {number}") for number, record in enumerate(_records(text, source), 1)
     ]
 
 

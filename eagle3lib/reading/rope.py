@@ -54,10 +54,7 @@ def read_rope(config: Mapping[str, Any], where: object) -> Rope:
     legacy = _theta(config.get("rope_theta"), where)
     stated = [
         name
-        for name, there in (
-            ("rope_parameters", new is not None),
-            ("legacy", legacy is not None or old is not None),
-        )
+        for name, there in (("rope_parameters", new is not None), ("legacy", legacy is not None or old is not None))
         if there
     ]
     theta = _theta((new or {}).get("rope_theta"), where) if new else None
@@ -79,8 +76,6 @@ def _theta(value: Any, where: object) -> float | None:
 
 def _scaling(found: dict[str, Any] | None) -> Mapping[str, Any] | None:
     """The scaling part alone, ``type`` spelled ``rope_type``; None where it changes nothing."""
-    parts = {
-        k: v for k, v in (found or {}).items() if k not in ("rope_theta", "type", "partial_rotary_factor")
-    }
+    parts = {k: v for k, v in (found or {}).items() if k not in ("rope_theta", "type", "partial_rotary_factor")}
     kind = parts.setdefault("rope_type", (found or {}).get("type", "default"))
     return None if kind in (None, "default") and "mrope_section" not in parts else MappingProxyType(parts)

@@ -87,9 +87,7 @@ class TargetConfig:
     def open(cls, folder: str | Path) -> TargetConfig:
         """Read ``folder/config.json``; :class:`InputError` when it cannot be used."""
         path = inside(Path(folder), "config.json")
-        return cls.from_dict(
-            parse_object(read_text(path), Path(folder) / "config.json", duplicates=[]), folder
-        )
+        return cls.from_dict(parse_object(read_text(path), Path(folder) / "config.json", duplicates=[]), folder)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], where: object = "target config") -> TargetConfig:

@@ -26,7 +26,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})
+                return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
         data = torch.load(_unpacked(path), map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, ValueError, TypeError, LookupError,
             AttributeError, EOFError, OSError) as error:  # fmt: skip

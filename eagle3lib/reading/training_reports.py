@@ -32,9 +32,7 @@ _IN_DRAFT_VOCAB = "; target = argmax over the draft vocabulary"
 #: (trainer, metric) -> meaning. Sources: SpecForge ``eval/evaluator.py``, ``core/lk_loss.py``; speculators
 #: ``models/eagle3/metrics.py``; EAGLE ``traineagle3/cnets.py``; Model-Optimizer ``eagle_utils.py``.
 METRICS: Mapping[tuple[str, str], Metric] = {
-    ("specforge", "acc"): Metric(
-        "conditional", "right at depth d with true tokens fed / all masked-in positions"
-    ),
+    ("specforge", "acc"): Metric("conditional", "right at depth d with true tokens fed / all masked-in positions"),
     ("specforge", "acceptance_rate"): Metric(
         "overlap",
         "sum of min(target, draft) probability at temperature 1, targets in the draft vocabulary only",
@@ -42,16 +40,12 @@ METRICS: Mapping[tuple[str, str], Metric] = {
     ),
     ("specforge", "simulated_acc_len"): Metric("accept_length", "a1 + a1 a2 + ...: no bonus token"),
     ("speculators", "cond_acc"): Metric(
-        "conditional",
-        "right at depth d / right at all earlier depths" + _IN_DRAFT_VOCAB,
-        draft_vocab_targets=True,
+        "conditional", "right at depth d / right at all earlier depths" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
     ),
     ("speculators", "full_acc"): Metric(
         "cumulative", "right at depths 1..d / all positions" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
     ),
-    ("eagle", "acc"): Metric(
-        "conditional", "right at depth d and in the draft vocabulary / all masked-in positions"
-    ),
+    ("eagle", "acc"): Metric("conditional", "right at depth d and in the draft vocabulary / all masked-in positions"),
     ("modelopt", "train_acc"): Metric(
         "conditional", "right at depth d with true tokens fed" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
     ),
@@ -125,9 +119,7 @@ def read_training_report(source: str | Path) -> list[TrainingReport]:
         return parse_training_report(str(source), "training_report")
     path = Path(source)
     if not path.is_file():
-        raise InputError(
-            "training_report", f"no file {path.name}", "a trainer's metrics, or JSON that names them"
-        )
+        raise InputError("training_report", f"no file {path.name}", "a trainer's metrics, or JSON that names them")
     return parse_training_report(path.read_text(errors="replace"), path.name)
 
 
@@ -138,9 +130,7 @@ def parse_training_report(text: str, source: str) -> list[TrainingReport]:
     reports = reports or _logged(records, source)
     if not reports:
         cure = 'name both: {"trainer": "speculators", "metric": "cond_acc", "values": [0.61, 0.48]}.'
-        raise InputError(
-            f"training report {source}", "no metric of a known trainer", "trainer and metric named", cure
-        )
+        raise InputError(f"training report {source}", "no metric of a known trainer", "trainer and metric named", cure)
     return reports
 
 
@@ -148,9 +138,7 @@ def _records(text: str) -> list[dict[str, Any]]:
     """The objects of a JSON or JSONL file; else the pairs of each line of a log."""
     try:
         content = json.loads(text)
-        return [
-            item for item in (content if isinstance(content, list) else [content]) if isinstance(item, dict)
-        ]
+        return [item for item in (content if isinstance(content, list) else [content]) if isinstance(item, dict)]
     except json.JSONDecodeError:
         pass
     records = []
@@ -176,19 +164,13 @@ def _stated(record: Mapping[str, Any], source: str) -> TrainingReport:
 def _logged(records: Sequence[Mapping[str, Any]], source: str) -> list[TrainingReport]:
     """The last record of each metric; validation before training where a file has both."""
     latest: dict[str, dict[int, Any]] = {}
-    for record in sorted(
-        records, key=lambda record: any(key.startswith(("val", "eval", "test")) for key in record)
-    ):
+    for record in sorted(records, key=lambda record: any(key.startswith(("val", "eval", "test")) for key in record)):
         for key, value in _flat(record):
             if match := _KEY.match(key):
                 latest.setdefault(SAME_METRIC.get(match[1], match[1]), {})[int(match[2] or 0)] = value
     reports = []
     for metric, by_depth in latest.items():
-        values = (
-            by_depth[0]
-            if isinstance(by_depth.get(0), list)
-            else [by_depth[depth] for depth in sorted(by_depth)]
-        )
+        values = by_depth[0] if isinstance(by_depth.get(0), list) else [by_depth[depth] for depth in sorted(by_depth)]
         reports.append(_report(source, None, metric, values))
     return reports
 

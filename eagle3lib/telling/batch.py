@@ -48,9 +48,7 @@ class Batch:
         pool = ThreadPoolExecutor(self.jobs)
         try:
             done: dict[str, Future[None]] = {}
-            for (
-                run
-            ) in self.plan.runs:  # in order: a run waits only for earlier ones, which hold a thread already
+            for run in self.plan.runs:  # in order: a run waits only for earlier ones, which hold a thread already
                 done[run.name] = pool.submit(self._run, run, done.get(run.cured_from))
             while wait(done.values(), timeout=1.0).not_done:
                 pass
@@ -86,11 +84,7 @@ class Batch:
             if self.stopping.is_set():
                 return
             parameters = run.parameters_of(stem, changed)
-            if (
-                self.resume
-                and not (again & READS.get(stem, set()))
-                and is_finished(run.folder, stem, parameters)
-            ):
+            if self.resume and not (again & READS.get(stem, set())) and is_finished(run.folder, stem, parameters):
                 self._note(run, Outcome(stem, "finished"), "finished before")
                 continue
             again.add(stem)
@@ -102,10 +96,7 @@ class Batch:
             if self.stopping.is_set():
                 return Outcome(stem)
             execution = Execution(
-                self.notebooks / f"{stem}.ipynb",
-                run.folder,
-                parameters,
-                lambda line: self._say(run, stem, line),
+                self.notebooks / f"{stem}.ipynb", run.folder, parameters, lambda line: self._say(run, stem, line)
             )
             self.at_work.add(execution)
         try:
@@ -117,9 +108,7 @@ class Batch:
         source = next(other for other in self.plan.runs if other.name == run.cured_from)
         verdict = self.outcomes[source.name]["06_verdict"]
         if verdict.state not in ("finished", "partial"):
-            raise InputError(
-                f"cured_from: {source.name}", f"a verdict that {verdict.state}", "a verdict with remedies"
-            )
+            raise InputError(f"cured_from: {source.name}", f"a verdict that {verdict.state}", "a verdict with remedies")
         run.folder.mkdir(parents=True, exist_ok=True)
         known = {**run.parameters_of("01_config_inspection"), **run.parameters_of("06_verdict")}
         return cured_parameters(source.folder, known, run.folder)

@@ -47,9 +47,7 @@ def verdict_edits(source: Path) -> list[Edit]:
     for entry in record["results"].get("diagnosis", []):
         if entry.get("confidence", 0) >= CONFIDENCE:
             for edit in entry.get("edits", []):
-                edits.setdefault(
-                    (edit["where"], edit["key"]), Edit(edit["where"], edit["key"], edit["value"])
-                )
+                edits.setdefault((edit["where"], edit["key"]), Edit(edit["where"], edit["key"], edit["value"]))
     if not edits:
         raise InputError(
             source / "06_verdict.json", "no edit in a diagnosis of confidence 0.5 or more",

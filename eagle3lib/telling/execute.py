@@ -37,9 +37,7 @@ _GRACE = 15.0  # seconds for a kernel to end what it started
 class Execution:
     """A notebook at work; ``wait`` returns its outcome, ``interrupt`` may be called from another thread."""
 
-    def __init__(
-        self, notebook: Path, folder: Path, parameters: Mapping[str, Any], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, notebook: Path, folder: Path, parameters: Mapping[str, Any], say: Callable[[str], None]) -> None:
         self.stem, self.folder, self.say = notebook.stem, folder, say
         self.output = folder / f"{self.stem}.ipynb"
         self.mark = uuid.uuid4().hex
@@ -141,9 +139,7 @@ def raised_in(notebook: Path) -> str:
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError, KeyError):
         return ""
-    errors = [
-        output for cell in cells for output in cell.get("outputs", ()) if output.get("output_type") == "error"
-    ]
+    errors = [output for cell in cells for output in cell.get("outputs", ()) if output.get("output_type") == "error"]
     if not errors:
         return ""
     if errors[-1].get("ename") == "SystemExit" and errors[-1].get("evalue") in ("", "0", "None"):

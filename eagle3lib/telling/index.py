@@ -56,8 +56,7 @@ def tell_run(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, 
         "headline": headline,
         "tone": tone,
         "causes": [
-            {"kind": str(entry.get("kind")), "confidence": _percent(entry.get("confidence"))}
-            for entry in diagnosis[:4]
+            {"kind": str(entry.get("kind")), "confidence": _percent(entry.get("confidence"))} for entry in diagnosis[:4]
         ],
         "served": served(results.get("03_acceptance")),
         "predicted": predicted(results.get("02_manual_forward"), _steps(results)),
@@ -112,9 +111,7 @@ def _headline(verdict: Record | None, diagnosis: Sequence[Record]) -> tuple[str,
     if diagnosis:
         return f"{len(diagnosis)} cause{'s' * (len(diagnosis) > 1)} found", "bad"
     return (
-        ("not healthy, cause unknown", "bad")
-        if verdict.get("healthy") is False
-        else ("not enough evidence", "unsure")
+        ("not healthy, cause unknown", "bad") if verdict.get("healthy") is False else ("not enough evidence", "unsure")
     )
 
 

@@ -55,9 +55,7 @@ def write_page(
     ``record``: the notebook's record, or ``None``; ``index``: a relative link back to the batch's index.
     """
     nb = nbformat.read(notebook, as_version=4) if notebook.is_file() else nbformat.v4.new_notebook()
-    write_text(
-        page, page_html(nb, notebook.stem, record, error, run=page.parent.name, index=index, code=code)
-    )
+    write_text(page, page_html(nb, notebook.stem, record, error, run=page.parent.name, index=index, code=code))
 
 
 def page_html(
@@ -68,9 +66,7 @@ def page_html(
     from nbconvert import HTMLExporter
 
     nb = cleaned(nb)
-    exporter = HTMLExporter(
-        template_name="report", extra_template_basedirs=[str(TEMPLATE)], anchor_link_text=""
-    )
+    exporter = HTMLExporter(template_name="report", extra_template_basedirs=[str(TEMPLATE)], anchor_link_text="")
     report = _head(nb, stem, record, error) | {"run": run, "index": index, "code": code, "css": css()}
     while True:
         html, _ = exporter.from_notebook_node(nb, resources={"report": report})
@@ -118,9 +114,7 @@ def confine(html: str) -> str:
     for element in soup.find_all("meta", attrs={"http-equiv": True}):
         element.decompose()
     for style in soup.find_all("style"):
-        style.string = re.sub(
-            r"@import[^;]*;?|url\((?!\s*[\"']?data:image/)[^)]*\)", "none", style.get_text()
-        )
+        style.string = re.sub(r"@import[^;]*;?|url\((?!\s*[\"']?data:image/)[^)]*\)", "none", style.get_text())
     for element in soup.find_all(True):
         for name in list(element.attrs):
             value = str(element.attrs[name]).strip()
@@ -183,9 +177,7 @@ def _clean_output(output: NotebookNode) -> NotebookNode | None:
     """The output as a page can show it, or ``None``."""
     if output.output_type == "stream":
         # A carriage return rewrites its line: only what stood there last was meant to stay.
-        lines = [
-            line.rsplit("\r", 1)[-1] for line in output.text.replace("\r\n", "\n").rstrip("\r").split("\n")
-        ]
+        lines = [line.rsplit("\r", 1)[-1] for line in output.text.replace("\r\n", "\n").rstrip("\r").split("\n")]
         if output.name == "stderr":
             lines = [line for line in lines if not _BAR.search(line)]
         output.text = _shortened("\n".join(lines))

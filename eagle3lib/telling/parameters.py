@@ -119,7 +119,7 @@ class ThroughputSweep(Parameters):
     prompts: PathText = Field("", description="JSONL of requests to send")
     points: PathText = Field("", description="finished points to analyse; then no server is started")
     repeats: Positive = Field(3, description="measurements of each point")
-    max_new_tokens: Positive = Field(64, description="tokens asked for per prompt")
+    tokens_per_request: Positive = Field(64, description="tokens asked for per prompt")
 
 
 class Verdict(Parameters):
@@ -185,9 +185,7 @@ def path_names(model: type[Parameters]) -> list[str]:
 def type_name(model: type[Parameters], name: str) -> str:
     """The plain Python type that the parameters cell shows, such as ``list[int]``."""
     annotation = _plain(model.model_fields[name].annotation)
-    return (
-        annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
-    )
+    return annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
 
 
 def _plain(annotation: Any) -> Any:

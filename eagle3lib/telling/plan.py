@@ -76,9 +76,7 @@ def _run(
     where: str, entry: Any, out: Path, defaults: Mapping[str, Any], earlier: Mapping[str, PlannedRun]
 ) -> PlannedRun:
     cured = isinstance(entry, dict) and "cured_from" in entry
-    _keys(
-        where, entry, ("name",) if cured else ("name", "notebooks"), ("parameters", "cured_from", "notebooks")
-    )
+    _keys(where, entry, ("name",) if cured else ("name", "notebooks"), ("parameters", "cured_from", "notebooks"))
     name = _name(where, entry["name"], earlier)
     where = f"{where} ({name})"
     source = _source(where, entry["cured_from"], earlier) if cured else None
@@ -110,9 +108,7 @@ def _source(where: str, given: Any, earlier: Mapping[str, PlannedRun]) -> Planne
         raise InputError(f"{where}: cured_from", repr(given), "the name of an earlier run of this plan", cure)
     source = earlier[given]
     if "06_verdict" not in source.stems:
-        raise InputError(
-            f"{where}: cured_from", repr(given), "a run with notebook 06, whose remedies are applied"
-        )
+        raise InputError(f"{where}: cured_from", repr(given), "a run with notebook 06, whose remedies are applied")
     return source
 
 
@@ -138,9 +134,7 @@ def _known(where: str, given: Mapping[str, Any], stems: tuple[str, ...]) -> None
     known = list(dict.fromkeys(name for stem in stems for name in MODELS[stem].model_fields))
     for name in given:
         if name == "run_dir":
-            raise InputError(
-                f"{where}: run_dir", repr(given[name]), "no such key", "the batch sets it: <out>/<name>"
-            )
+            raise InputError(f"{where}: run_dir", repr(given[name]), "no such key", "the batch sets it: <out>/<name>")
         if name not in known:
             expected = "a parameter of one of " + ", ".join(stems)
             raise InputError(f"{where}: {name}", "an unknown name", expected, nearest(str(name), known))
@@ -191,9 +185,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value} stands twice", key.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value} stands twice", key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -206,10 +198,6 @@ def check_notebooks(plan: Plan, folder: Path) -> None:
             cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
             tags = [tag for cell in cells for tag in cell.get("metadata", {}).get("tags", ())]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                path, f"unreadable ({error})", "a notebook", "name its folder with --notebooks"
-            ) from None
+            raise InputError(path, f"unreadable ({error})", "a notebook", "name its folder with --notebooks") from None
         if "parameters" not in tags:
-            raise InputError(
-                path, "no cell tagged parameters", "one, else its defaults win over every value passed"
-            )
+            raise InputError(path, "no cell tagged parameters", "one, else its defaults win over every value passed")

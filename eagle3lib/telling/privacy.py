@@ -47,9 +47,7 @@ _VALUE = re.compile(
       | [^\s"'<>&\\]+?(?=[,;:)\]}}]*(?:[\s"'<>&\\]|$)) )""",
     re.VERBOSE,
 )
-_HEADER = re.compile(
-    r"""(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(\\*["']?\s*:\s*\\*["']?)[^"'\n<\\]+"""
-)
+_HEADER = re.compile(r"""(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(\\*["']?\s*:\s*\\*["']?)[^"'\n<\\]+""")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)(?=[^\s\"'<>]*\d)[\w.~+/-]{8,}=*")
 _ISSUED = re.compile(
     r"\b(?:hf_(?=[A-Za-z]*\d|[a-z]*[A-Z])[A-Za-z0-9]{10,}|sk-(?=[\w-]*\d)[\w-]{12,}|gh[pousr]_[A-Za-z0-9]{16,}"
@@ -72,10 +70,7 @@ def is_secret_name(name: str) -> bool:
     words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
     if not _SECRET_WORDS.isdisjoint(words) or words == ["token"]:
         return True
-    if any(
-        owner in _KEY_OWNERS and word in ("key", "keys")
-        for owner, word in zip(words, words[1:], strict=False)
-    ):
+    if any(owner in _KEY_OWNERS and word in ("key", "keys") for owner, word in zip(words, words[1:], strict=False)):
         return True
     return words[-1:] == ["token"] and words[-2] in _TOKEN_OWNERS
 
@@ -98,8 +93,7 @@ def mask(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         before = [None, *value][:-1]
         items = [
-            MASK if _follows(name, item, len(value)) else mask(item)
-            for name, item in zip(before, value, strict=True)
+            MASK if _follows(name, item, len(value)) else mask(item) for name, item in zip(before, value, strict=True)
         ]
         return items if isinstance(value, list) else tuple(items)
     return value

@@ -12,17 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = (
-    "eagle3lib",
-    "torch",
-    "transformers",
-    "sglang",
-    "safetensors",
-    "numpy",
-    "scipy",
-    "papermill",
-    "matplotlib",
-)
+PACKAGES = ("eagle3lib", "torch", "transformers", "sglang", "safetensors", "numpy", "scipy", "papermill", "matplotlib")
 _CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", "eagle_config.json")
 _SMALL = 8 << 20  # bytes: digests are of configs, not of weights
 

@@ -125,13 +125,7 @@ def start(stem: str, namespace: Mapping[str, Any]) -> Run:
     parameters = validate(stem, {**injected, **given}).model_copy(update={"run_dir": str(run_dir)})
     _check_not_overwritten(injected, namespace)
     run_dir.mkdir(parents=True, exist_ok=True)
-    return Run(
-        stem,
-        parameters,
-        run_dir,
-        _now(),
-        provenance({"draft": parameters.draft, "target": parameters.target}),
-    )
+    return Run(stem, parameters, run_dir, _now(), provenance({"draft": parameters.draft, "target": parameters.target}))
 
 
 def injected_parameters(history: Iterable[str]) -> dict[str, Any]:

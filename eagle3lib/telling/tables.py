@@ -130,8 +130,9 @@ def trace(stages: Sequence[Stage]) -> HTML:
     """One position through the draft."""
     return table(
         {
+            "depth": stage.depth,
             "stage": stage.name,
-            "shape of a row": "one id" if not stage.shape else str(stage.shape[0]),
+            "shape of a row": " x ".join(map(str, stage.shape)) or "one",
             "RMS": stage.rms,
             "first values": ", ".join(f"{value:.3g}" for value in stage.first),
             "what happens": stage.words,

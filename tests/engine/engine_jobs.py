@@ -1,7 +1,7 @@
 """Real SGLang engines on a CPU for the tests of the stand-in, one after the other.
 
-``run_jobs`` starts this file as a script in an environment of SGLang's CPU path. The script imports SGLang once and
-forks for each job, which saves most of an engine's launch.
+``run_jobs`` starts this file as a script in an environment of SGLang's CPU path. The script imports SGLang
+once and forks for each job, which saves most of an engine's launch.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ENVIRONMENT = {
 class Job:
     """One engine and what it is asked, greedily.
 
-    ``setting`` is (num_steps, topk, num_draft_tokens), or ``None`` for no speculation; ``states`` asks for the
-    captured aux states too.
+    ``setting`` is (num_steps, topk, num_draft_tokens), or ``None`` for no speculation; ``states`` asks for
+    the captured aux states too.
     """
 
     target: Path
@@ -64,8 +64,8 @@ def run_jobs(jobs: list[Job], folder: Path) -> list[list[dict[str, Any]]]:
 def greedy(model: PreTrainedModel, input_ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
     """What Hugging Face's greedy decoding says, the end-of-sequence token ignored."""
     ids = torch.tensor([input_ids])
-    out = model.generate(ids, max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
-    return out[0, len(input_ids) :].tolist()
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    return model.generate(ids, max_new_tokens=max_new_tokens, **options)[0, len(input_ids) :].tolist()
 
 
 def _main(request: Path, answer: Path) -> None:

@@ -1,4 +1,4 @@
-"""The CPU stand-in is trusted because speculation with it changes no token and captures the target's states."""
+"""Why the CPU stand-in is trusted: speculation changes no token and captures the target's states."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ LAYER_IDS, BOUNDARIES = (-1, 3, 6), (0, 4, 7)
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return tiny_target(tmp_path_factory.mktemp("models") / "target")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("engine")
 
 
 @pytest.fixture(scope="module")
-def served(target, tmp_path_factory):
+def target(folder):
+    return tiny_target(folder / "target")
+
+
+@pytest.fixture(scope="module")
+def served(folder, target):
     """The answers of a real engine a setting, by setting."""
-    folder = tmp_path_factory.mktemp("served")
     tiny_draft(folder / "draft", target, layer_ids=LAYER_IDS)
     jobs = [
-        Job(target.name_or_path, folder / "draft", setting, PROMPTS, states=setting == STATES_OF)
+        Job(folder / "target", folder / "draft", setting, PROMPTS, states=setting == STATES_OF)
         for setting in SETTINGS
     ]
     return dict(zip(SETTINGS, run_jobs(jobs, folder), strict=True))

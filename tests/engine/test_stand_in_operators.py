@@ -1,4 +1,4 @@
-"""The stand-in's attention against the textbook, what it refuses, and that it keeps out of other processes."""
+"""The stand-in's operators against the textbook, what they refuse, and whom they are offered to."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_draft_without_its_parent_is_never_linked():
     )
     assert links[1].tolist() == [[1, -1, -1]] and links[2].tolist() == [[-1, -1, -1]]
     assert positions.tolist() == [10, 11, 11]
-    assert mask.view(nodes, nodes).tolist() == [[True, False, False], [True, True, False], [True, False, True]]
+    assert mask.view(nodes, nodes).int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
 
 
 def test_cache_slots_move_in_every_layer_even_where_they_overlap():

@@ -1,7 +1,7 @@
 """Run as a script: the stand-in's operators and SGLang's own Triton kernels on the same random inputs.
 
-The kernels run on the CPU under Triton's interpreter (``TRITON_INTERPRET=1``). Prints one JSON object: for each
-operator, how many random cases were equal and how many were not.
+The kernels run on the CPU under Triton's interpreter (``TRITON_INTERPRET=1``). Prints one JSON object: for
+each operator, how many random cases were equal and how many were not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Callable
 
-import sgl_kernel
 import torch
 from sglang.kernels.ops.speculative import cache_locs, eagle, multi_layer_eagle, spec_tree
 from sglang.srt.mem_cache import allocation
@@ -18,8 +17,11 @@ from sglang.srt.speculative.eagle_utils import organize_draft_results
 from sglang.srt.speculative.spec_utils import select_top_k_tokens
 from torch import Tensor
 
+import sgl_kernel
+
 TREES, TABLES, VOCAB, POOL = 200, 20, 12, 64
-SHAPES = [(1, 1, 3, 4), (2, 1, 5, 6), (3, 4, 3, 8), (2, 8, 2, 16), (2, 2, 4, 10)]  # batch, topk, steps, tokens
+#: batch, topk, steps, draft tokens
+SHAPES = [(1, 1, 3, 4), (2, 1, 5, 6), (3, 4, 3, 8), (2, 8, 2, 16), (2, 2, 4, 10)]
 MODES = (spec_tree.TreeMaskMode.QLEN_ONLY, spec_tree.TreeMaskMode.FULL_MASK)
 
 outcomes: dict[str, Counter[str]] = {}
@@ -101,11 +103,12 @@ def check_bookkeeping() -> None:
         slots,
     )
     draft_slots = torch.zeros(batch * topk * steps, dtype=torch.long)
-    contiguous = cache_locs.assign_draft_cache_locs_contiguous
+    ours = sgl_kernel.assign_draft_cache_locs_contiguous_cpu
+    theirs = cache_locs.assign_draft_cache_locs_contiguous
     compare(
         "assign_draft_cache_locs_contiguous",
-        lambda out: sgl_kernel.assign_draft_cache_locs_contiguous_cpu(rows, table, end, out, POOL, topk, steps),
-        lambda out: contiguous[grid](rows, table, end, out, POOL, topk, steps),
+        lambda out: ours(rows, table, end, out, POOL, topk, steps),
+        lambda out: theirs[grid](rows, table, end, out, POOL, topk, steps),
         draft_slots,
     )
     check_accepted(batch, steps)
@@ -138,7 +141,7 @@ def check_accepted(batch: int, steps: int) -> None:
 
 
 def check_draft_table(table: Tensor, rows: Tensor, lengths: Tensor, topk: int, steps: int) -> None:
-    """Ours keeps a table, theirs a flat list for each step: the slots that each branch reads are to be equal."""
+    """Ours keeps a table, theirs a flat list a step: the slots that each branch reads are to be equal."""
     batch = len(rows)
     branches, total = batch * topk, int(lengths.sum()) * topk
     size = total + branches * steps
@@ -151,8 +154,9 @@ def check_draft_table(table: Tensor, rows: Tensor, lengths: Tensor, topk: int, s
 
     def theirs(out: Tensor) -> None:
         ends = torch.zeros(steps, branches + 1, dtype=torch.int32)
+        positions = lengths.repeat_interleave(topk)
         cache_locs.generate_draft_decode_kv_indices[(steps, batch, topk)](
-            rows, table, lengths, out, ends, lengths.repeat_interleave(topk), POOL, size, branches + 1, 4, 4, 8, 1
+            rows, table, lengths, out, ends, positions, POOL, size, branches + 1, 4, 4, 8, 1
         )
 
     compare("build_draft_decode_metadata", ours, theirs, torch.zeros(steps, size, dtype=torch.int32))

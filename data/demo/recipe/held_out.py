@@ -1,6 +1,6 @@
 """The target's own greedy answers to held-out prompts: what notebooks 02 and 03 measure the draft on.
 
-    python held_out.py TARGET PROMPTS.jsonl OUT.jsonl
+python held_out.py TARGET PROMPTS.jsonl OUT.jsonl
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ Where can|Who was|Which|Can you|Could you|Please|I need|I want to|I'm|I have|My|
 Translate|List|Give me|Create a|Create an|Design a|Compare|Calculate|Solve|Find the|If a|A train|Implement|In Python,
 def|Using SQL,|Tell me|Tell me about|Suggest|Help me|Generate|Compose|Imagine|You are|Pretend|As a|Discuss|Analyze
 Identify|Classify|Convert|Edit|Correct|Name|Is it|Are there|Do you|Should I|Let's|Hello|Hi|Thanks|Prove|Draft|Outline
-Provide|Develop|Make a|Plan|The|In the|For the|Consider|Based on|Read the following|Given""".replace("\n", "|").split("|")
+Provide|Develop|Make a|Plan|The|In the|For the|Consider|Based on|Read the following|Given""".replace("\n", "|").split(
+    "|"
+)
 
 
 class Target:

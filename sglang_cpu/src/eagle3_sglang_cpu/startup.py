@@ -1,7 +1,7 @@
 """Run by ``eagle3_sglang_cpu.pth`` when Python starts: offers the stand-ins to SGLang's CPU processes alone.
 
-A plugin would come too late: SGLang imports ``sgl_kernel`` and ``torchvision`` before it loads plugins. The folder
-goes to the end of the path, so that a real ``sgl_kernel`` or ``torchvision`` is always preferred.
+A plugin would come too late: SGLang imports ``sgl_kernel`` and ``torchvision`` before it loads plugins. The
+folder goes to the end of the path, so that a real ``sgl_kernel`` or ``torchvision`` is always preferred.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""Stand-in for the CPU build of ``sgl_kernel``: the operators that SGLang 0.5.23 calls to serve a dense Llama-family
-target with an EAGLE-3 draft, in plain PyTorch.
+"""Stand-in for the CPU build of ``sgl_kernel``: the operators that SGLang 0.5.23 calls to serve a dense
+Llama-family target with an EAGLE-3 draft, in plain PyTorch.
 
 ``attention``    the two attention operators, registered as ``torch.ops.sgl_kernel.*``
 ``tree``         building a draft tree and verifying it greedily
 ``bookkeeping``  which cache slot holds which token
 
-Names and signatures are SGLang's (``sgl-kernel/csrc/cpu/spec.cpp``, ``srt/layers/attention/intel_amx_backend.py``);
-so is the spelling ``retrive``.
+Names and signatures are SGLang's (``sgl-kernel/csrc/cpu/spec.cpp``,
+``srt/layers/attention/intel_amx_backend.py``); so is the spelling ``retrive``.
 """
 
 from . import attention

@@ -10,16 +10,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_EXTEND = """extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer,
-    float k_scale, float v_scale, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens,
-    Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float sm_scale, float logit_cap,
-    bool is_cross_attn, int sliding_window_size, Tensor? encoder_lens, Tensor? sinks, Tensor? tree_mask,
-    bool is_causal) -> ()"""
+_EXTEND = """extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o,
+    Tensor k_buffer, Tensor v_buffer, float k_scale, float v_scale,
+    Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens,
+    Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend,
+    float sm_scale, float logit_cap, bool is_cross_attn, int sliding_window_size,
+    Tensor? encoder_lens, Tensor? sinks, Tensor? tree_mask, bool is_causal) -> ()"""
 
-_DECODE = """decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, float k_scale, float v_scale,
-    Tensor(c!) o, Tensor? k, Tensor? v, Tensor loc, Tensor attn_logits, Tensor req_to_token,
-    Tensor req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross_attn,
-    int sliding_window_size, Tensor? encoder_lens, Tensor? sinks) -> ()"""
+_DECODE = """decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer,
+    float k_scale, float v_scale, Tensor(c!) o, Tensor? k, Tensor? v, Tensor loc, Tensor attn_logits,
+    Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens,
+    float sm_scale, float logit_cap, bool is_cross_attn, int sliding_window_size,
+    Tensor? encoder_lens, Tensor? sinks) -> ()"""
 
 
 def extend_attention_cpu(
@@ -53,8 +55,8 @@ def extend_attention_cpu(
 
     Args:
         q: ``[T, H, D]``, requests one after the other. ``o`` of the same rows is written.
-        tree_mask: bool, ``[B * m * m]`` flat (``TreeMaskMode.QLEN_ONLY``): which of the ``m`` draft tokens each of
-            them may see; all of them see the tokens before.
+        tree_mask: bool, ``[B * m * m]`` flat (``TreeMaskMode.QLEN_ONLY``): which of the ``m`` draft tokens
+            each of them may see; all of them see the tokens before.
     """
     _refuse(k_buffer, logit_cap, is_cross_attn, encoder_lens, sinks)
     window = sliding_window_size
@@ -97,8 +99,8 @@ def decode_attention_cpu(
 ) -> None:
     """Store the newest token's key and value at slot ``loc`` and attend from it, one token a request.
 
-    Twin on a GPU: ``decode_attention_fwd`` in ``triton_ops/decode_attention.py``. ``attn_logits`` is scratch memory
-    of the compiled kernel.
+    Twin on a GPU: ``decode_attention_fwd`` in ``triton_ops/decode_attention.py``. ``attn_logits`` is scratch
+    memory of the compiled kernel.
     """
     _refuse(k_buffer, logit_cap, is_cross_attn, encoder_lens, sinks)
     if k is not None and v is not None:
@@ -119,7 +121,8 @@ def _visible(
 ) -> tuple[Tensor, Tensor | None]:
     """The slots of each request's tokens ``[B, N]`` and which of them each new token sees ``[B, 1, new, N]``.
 
-    Shorter requests are padded to the longest one with slots that no token sees. No mask means that all see all.
+    Shorter requests are padded to the longest one with slots that no token sees. Without a mask all
+    see all.
     """
     longest = int(seq_lens.max())
     slots = req_to_token[req_pool_indices, :longest]  # [B, N]
@@ -157,8 +160,8 @@ def _tree(tree_mask: Tensor, batch: int, new: int) -> Tensor:
     """The flat mask as ``[B, new, new]``."""
     if tree_mask.numel() != batch * new * new:
         raise NotImplementedError(
-            f"sgl_kernel stand-in: tree mask of {tree_mask.numel()} elements, expected {batch} x {new} x {new} "
-            "(TreeMaskMode.QLEN_ONLY); serve with an EAGLE algorithm"
+            f"sgl_kernel stand-in: found a tree mask of {tree_mask.numel()} elements, expected "
+            f"{batch} x {new} x {new} (TreeMaskMode.QLEN_ONLY); serve with an EAGLE algorithm"
         )
     return tree_mask.view(batch, new, new)
 
@@ -176,8 +179,8 @@ def _refuse(
     found = [what for what, present in unsupported.items() if present]
     if found:
         raise NotImplementedError(
-            f"sgl_kernel stand-in: found {', '.join(found)}, expected a dense Llama-family model with a 16 or 32 bit "
-            "cache; serve this model on a GPU"
+            f"sgl_kernel stand-in: found {', '.join(found)}, expected a dense Llama-family model with a "
+            "16 or 32 bit cache; serve this model on a GPU"
         )
 
 

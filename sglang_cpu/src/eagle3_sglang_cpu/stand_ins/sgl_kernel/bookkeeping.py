@@ -35,7 +35,7 @@ def assign_extend_cache_locs_cpu(
     out_cache_loc: Tensor,
     pool_len: int,
 ) -> None:
-    """Look up the slots of positions start to end of each request, one after the other in ``out_cache_loc``."""
+    """Look up the slots of positions start to end of each request, packed into ``out_cache_loc``."""
     at = 0
     for row, start, end in _spans(req_pool_indices, start_offset, end_offset):
         out_cache_loc[at : at + end - start] = req_to_token[row, start:end]
@@ -61,8 +61,8 @@ def build_draft_decode_metadata_cpu(
 ) -> Tensor:
     """A table like ``req_to_token`` with a row for each of the ``topk`` branches of each request.
 
-    A row holds the verified tokens' slots, then those of the branch, which stands ``branch * num_steps`` further on in
-    ``req_to_token``. Twin: ``generate_draft_decode_kv_indices`` (``page_size`` 1).
+    A row holds the verified tokens' slots, then those of the branch, which stands ``branch * num_steps``
+    further on in ``req_to_token``. Twin: ``generate_draft_decode_kv_indices`` (``page_size`` 1).
 
     Returns:
         ``[B * topk, pool_len]`` of ``req_to_token``'s dtype.
@@ -99,7 +99,7 @@ def rotate_input_ids_cpu(
     topk_index: Tensor,
     select_index: Tensor | None = None,
 ) -> None:
-    """Shift each request's tokens left by one and put its new token last, or at ``select_index`` where given."""
+    """Shift each request's tokens left by one; its new token comes last, or at ``select_index`` if given."""
     starts, lengths = extend_start_loc.tolist(), extend_seq_lens.tolist()
     for i, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         if length == 0:

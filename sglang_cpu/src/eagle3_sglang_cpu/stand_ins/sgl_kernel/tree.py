@@ -1,7 +1,8 @@
 """Building the tree of draft tokens and verifying it greedily, one small tree at a time.
 
 Node 0 is the last verified token; nodes 1 to N - 1 are the drafts kept. A tree is stored as first child
-(``retrive_next_token``) and next sibling, -1 for none; ``retrive_index[b, i] = b * N + i`` numbers nodes over the batch.
+(``retrive_next_token``) and next sibling, -1 for none; ``retrive_index[b, i] = b * N + i`` numbers nodes over
+the batch.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ def build_tree_kernel_efficient_cpu(
     """Fill mask, positions and links. Twin: ``sgl_build_tree_kernel_triton`` in ``spec_tree.py``.
 
     Args:
-        parent_list: int64 ``[B, *]``; entry ``c // topk`` is the candidate that candidate ``c`` grew from, and
-            ``c // topk == 0`` says that it grew from node 0. Empty where one step drafts.
+        parent_list: int64 ``[B, *]``; entry ``c // topk`` is the candidate that candidate ``c`` grew from,
+            and ``c // topk == 0`` says that it grew from node 0. Empty where one step drafts.
         selected_index: int64 ``[B, N - 1]``, the candidates kept, best parents first.
-        tree_mask: bool, flat: ``[B, N, N]`` of ancestors (``QLEN_ONLY``) or ``N x (length + N)`` a request, of which
-            the columns of the draft tokens are written (``FULL_MASK``).
+        tree_mask: bool, flat: ``[B, N, N]`` of ancestors (``QLEN_ONLY``) or ``N x (length + N)`` a request,
+            of which the columns of the draft tokens are written (``FULL_MASK``).
         positions: ``[B * N]``; the links ``[B, N]`` come filled with -1.
     """
     if tree_mask_mode not in (_FULL_MASK, _QLEN_ONLY):
         raise NotImplementedError(f"sgl_kernel stand-in: tree mask mode {tree_mask_mode}, expected 0 or 1")
     nodes, mask_start = draft_token_num, 0
     for b, length in enumerate(verified_seq_len.tolist()):
-        parents = _parents(selected_index[b].tolist(), parent_list[b].tolist() if parent_list.numel() else [], topk)
+        grew_from = parent_list[b].tolist() if parent_list.numel() else []
+        parents = _parents(selected_index[b].tolist(), grew_from, topk)
         ancestors = torch.zeros(nodes, nodes, dtype=torch.bool)
         first_child, sibling, depths = [-1] * nodes, [-1] * nodes, [0] * nodes
         for node in reversed(range(1, nodes)):
@@ -64,15 +66,15 @@ def build_tree_kernel_efficient_cpu(
         mask_start += nodes * width
 
 
-def _parents(selected: list[int], parent_list: list[int], topk: int) -> list[int | None]:
+def _parents(selected: list[int], grew_from: list[int], topk: int) -> list[int | None]:
     """The parent node of each node.
 
-    None for node 0, and for a draft that was kept without its parent, which equal scores can bring about: no link
-    leads to it, so that it is never accepted.
+    None for node 0, and for a draft that was kept without its parent, which equal scores can bring about: no
+    link leads to it, so that it is never accepted.
     """
     node_of = {candidate: node for node, candidate in reversed(list(enumerate(selected, start=1)))}
     groups = [candidate // topk for candidate in selected]
-    return [None, *(0 if group == 0 else node_of.get(parent_list[group]) for group in groups)]
+    return [None, *(0 if group == 0 else node_of.get(grew_from[group]) for group in groups)]
 
 
 def verify_tree_greedy_cpu(
@@ -93,7 +95,8 @@ def verify_tree_greedy_cpu(
         predicts: int32 ``[B * N]``, written at accepted nodes: the token that follows.
         accept_index: int32 ``[B, depth + 1]``, comes filled with -1, gets the accepted nodes' numbers.
         accept_token_num: int32 ``[B]``, gets the number of accepted drafts, the bonus token not counted.
-        candidates: ``[B, N]``, the tokens of the nodes; ``target_predict`` ``[B, N]``, the target's next token there.
+        candidates: ``[B, N]``, the tokens of the nodes; ``target_predict`` ``[B, N]``, the target's next
+        token there.
     """
     said, predicts = target_predict.view(-1).tolist(), predicts.view(-1)
     most = accept_index.shape[1] - 1

@@ -1,0 +1,54 @@
+# The CPU environment lives in .venv; everything runs from it.
+PYTHON ?= $(firstword $(shell command -v python3.11 python3))
+PORT ?= 8888
+BIN := .venv/bin
+
+# Threads that wait are to sleep: spinning ones slow everything down several times over where cores are busy.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: env test demo lab lab-gpu lint clean
+
+env: .venv/project.stamp
+
+test: env
+	$(BIN)/python -m pytest
+
+demo: env
+	$(BIN)/python data/demo/investigate.py
+
+lint: env
+	$(BIN)/ruff check .
+
+# Bound to this machine and guarded by a token: reach it from elsewhere through the tunnel.
+lab: env
+	@$(MAKE) --no-print-directory lab-gpu LAB=$(BIN)/jupyter
+
+# The same where an environment is already active, as on the GPU box.
+LAB ?= jupyter
+lab-gpu:
+	@echo "From your machine:  ssh -N -L $(PORT):127.0.0.1:$(PORT) $$(id -un)@$$(hostname)"
+	@echo "then open the http://127.0.0.1:$(PORT)/lab?token=... address that follows."
+	@JUPYTER_TOKEN=$${JUPYTER_TOKEN:-$$(python3 -c 'import secrets; print(secrets.token_hex(24))')} \
+	    $(LAB) lab --no-browser --ip=127.0.0.1 --port=$(PORT) --ServerApp.port_retries=0
+
+clean:
+	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis papermill_runs/*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --no-deps: the lock is complete, so nothing is resolved. --no-compile: modules are compiled when first imported,
+# and most never are.
+.venv/packages.stamp: requirements/cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	    { echo "$(PYTHON) is not Python 3.11, which requirements/cpu.txt is for: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing the CPU environment into .venv: about 3 GB, one to two minutes."
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --no-deps --no-compile -r requirements/cpu.txt
+	@$(BIN)/python -c 'import torch' || \
+	    { echo "This package index gave a CUDA build of torch. To cure it: make clean, and then"; \
+	      echo "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make"; exit 1; }
+	@touch $@
+
+.venv/project.stamp: .venv/packages.stamp pyproject.toml $(shell find sglang_cpu -type f -not -name '*.pyc')
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --force-reinstall ./sglang_cpu --editable .
+	@touch $@
