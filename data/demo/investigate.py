@@ -27,7 +27,9 @@ def main() -> int:
     shutil.rmtree(INCIDENT, ignore_errors=True)
     shutil.copytree(HERE / "draft", INCIDENT)
     shutil.copy(HERE / "incident" / "config.json", INCIDENT)
-    plan = [sys.executable, "-m", "eagle3lib", "run", str(HERE / "plan.yaml"), *sys.argv[1:]]
+    # One thread a process: two runs at once have the two cores busy, and threads that wait for each other crawl.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    plan = [sys.executable, "-m", "eagle3lib", "run", str(HERE / "plan.yaml"), "--jobs", "2", *sys.argv[1:]]
     code = subprocess.run(plan, check=False).returncode
     sys.stdout.write(f"\nThe investigations: {ROOT / 'papermill_runs' / 'demo' / 'index.html'}\n")
     return code

@@ -22,6 +22,7 @@ from eagle3lib.telling.plan import Plan, PlannedRun
 from eagle3lib.telling.privacy import mask, mask_text
 from eagle3lib.telling.provenance import config_digests
 from eagle3lib.telling.records import read_record
+from eagle3lib.telling.turns import Turns
 
 #: Notebooks whose answer depends on what others left in the run folder.
 READS = {
@@ -29,6 +30,8 @@ READS = {
     "04_capture_diff": {"02_manual_forward"},
     "06_verdict": set(MODELS) - {"06_verdict"},
 }
+#: Notebooks that other work on the machine would disturb.
+MEASURES_SPEED = {"05_throughput_sweep"}
 INTERRUPTED = 130
 
 
@@ -41,6 +44,7 @@ class Batch:
         self.at_work: set[Execution] = set()
         self.lock = threading.Lock()
         self.stopping = threading.Event()
+        self.turns = Turns()
 
     def run(self) -> int:
         self.plan.out.mkdir(parents=True, exist_ok=True)
@@ -88,7 +92,8 @@ class Batch:
                 self._note(run, Outcome(stem, "finished"), "finished before")
                 continue
             again.add(stem)
-            self._note(run, self._execute(run, stem, parameters))
+            with self.turns.take(alone=stem in MEASURES_SPEED and not parameters["points"]):
+                self._note(run, self._execute(run, stem, parameters))
 
     def _execute(self, run: PlannedRun, stem: str, parameters: Mapping[str, Any]) -> Outcome:
         self._say(run, stem, "started")

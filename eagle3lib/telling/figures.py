@@ -41,9 +41,12 @@ def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, Sequen
 
 
 def tower(layers: int, trained: Sequence[int] | None, captured: Sequence[int] | None) -> Figure:
-    """The target's boundaries 0..n, bottom to top; those trained on left, those captured right."""
+    """The target's boundaries 0..n, bottom to top; those trained on left, those captured right.
+
+    Each with the slot of ``fc`` that reads it, from 1; green where the same slot reads the same boundary.
+    """
     figure, (axis,) = _axes(4.6, 1.6 + 0.085 * layers)
-    axis.set(xlim=(-1.6, 1.6), ylim=(-1, layers + 1), xticks=[], ylabel="boundary (blocks passed)")
+    axis.set(xlim=(-1.9, 1.9), ylim=(-1, layers + 1), xticks=[], ylabel="boundary (blocks passed)")
     axis.grid(False)
     for k in range(layers):
         axis.add_patch(_block(k))
@@ -52,10 +55,13 @@ def tower(layers: int, trained: Sequence[int] | None, captured: Sequence[int] | 
         axis.text(side * 1.05, layers + 0.4, name, ha="center", color=colour, weight="bold")
         if boundaries is None:
             axis.text(side * 1.05, layers / 2, "unknown", ha="center", color=QUIET)
-        for k in boundaries or ():
-            same = trained is not None and captured is not None and k in trained and k in captured
+        for slot, k in enumerate(boundaries or ()):
+            same = (
+                None not in (trained, captured) and (slot, k) in enumerate(trained) and (slot, k) in enumerate(captured)
+            )
             axis.plot([0, side * 0.75], [k, k], color=BOTH if same else colour, lw=2.5, solid_capstyle="round")
-            axis.text(side * 0.82, k, f"{k}", va="center", ha="left" if side > 0 else "right", color=colour)
+            words = f"{k}, slot {slot + 1}"
+            axis.text(side * 0.82, k, words, va="center", ha="left" if side > 0 else "right", color=colour, fontsize=9)
     axis.set_title("Target states that reach the draft", loc="left", fontsize=11)
     return figure
 

@@ -82,8 +82,21 @@ def cleaned(nb: NotebookNode) -> NotebookNode:
     nb.cells = [cell for cell in nb.cells if _HIDDEN_TAGS.isdisjoint(cell.metadata.get("tags", ()))]
     for cell in nb.cells:
         if cell.cell_type == "code":
-            cell.outputs = [output for output in map(_clean_output, cell.outputs) if output is not None]
+            kept = [output for output in map(_clean_output, cell.outputs) if output is not None]
+            cell.outputs = _streams_joined(kept)
     return nb
+
+
+def _streams_joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Progress comes in many small pieces; pieces of one stream in a row become one."""
+    joined: list[NotebookNode] = []
+    for output in outputs:
+        last = joined[-1] if joined else None
+        if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+            last.text = last.text.rstrip("\n") + "\n" + output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 def masked_notebook(nb: NotebookNode) -> NotebookNode:

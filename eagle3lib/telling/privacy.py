@@ -33,7 +33,7 @@ _UNSET = {"", "none", "null", "true", "false", MASK}
 
 _QUOTE = r"""(?:\\*(?:["']|&quot;|&\#39;|&\#34;|&\#x27;))"""
 _TAGS = r"(?:(?:\s*</?[a-z][^<>]*>)+)"
-_NAME = re.compile(r"(?<![\w-])-{0,2}[A-Za-z_][\w.-]*")
+_NAME = re.compile(r"(?<![\w-])-{0,2}[A-Za-z_](?:[\w.-]*[\w-])?")  # a full stop ends a sentence, not a name
 _VALUE = re.compile(
     rf"""(?P<between>
         {_QUOTE}?\]?\s*:\s*[A-Za-z][\w\[\].|\ ]*=\s*      # name: type = value

@@ -44,36 +44,58 @@ def table(rows: Iterable[Mapping[str, Any]], empty: str = "Nothing to show.") ->
 
 
 def findings(found: Sequence[Finding]) -> HTML:
-    """What was found: errors first."""
+    """What was found: errors first; one block a finding, for its sentences want room."""
     from eagle3lib.findings.finding import by_severity
 
-    rows = [
-        {
-            "": SIGNS[finding.severity],
-            "kind": finding.kind,
-            "where": finding.subject,
-            "evidence": finding.evidence,
-            "consequence": finding.consequence,
-            "remedy": finding.remedy,
-        }
-        for finding in by_severity(list(found))
-    ]
-    return table(rows, "No finding: nothing here contradicts anything.")
+    return _blocks(
+        (
+            (
+                f"{SIGNS[finding.severity]}  {finding.kind}",
+                {
+                    "where": finding.subject,
+                    "evidence": finding.evidence,
+                    "consequence": finding.consequence,
+                    "remedy": finding.remedy,
+                },
+            )
+            for finding in by_severity(list(found))
+        ),
+        "No finding: nothing here contradicts anything.",
+    )
+
+
+def _blocks(entries: Iterable[tuple[str, Mapping[str, Any]]], empty: str) -> HTML:
+    """A heading and its facts, one below the other."""
+    from IPython.display import HTML
+
+    parts = []
+    for heading, facts in entries:
+        rows = "".join(
+            f'<tr><th style="text-align:left;vertical-align:top">{escape(name)}</th>'
+            f'<td style="text-align:left">{escape(_cell(value))}</td></tr>'
+            for name, value in facts.items()
+        )
+        parts.append(f"<p><b>{escape(heading)}</b></p><table>{rows}</table>")
+    return HTML(mask("".join(parts)) or f"<p>{empty}</p>")
 
 
 def diagnosis(found: Sequence[Diagnosis]) -> HTML:
     """What is wrong, most likely first."""
-    rows = [
-        {
-            "cause": entry.kind,
-            "confidence": f"{entry.confidence:.0%}",
-            "seen in": ", ".join(stem[:2] for stem in entry.notebooks),
-            "evidence": entry.evidence,
-            "remedy": entry.remedy,
-        }
-        for entry in found
-    ]
-    return table(rows, "Nothing is wrong as far as was looked.")
+    return _blocks(
+        (
+            (
+                f"{place}. {entry.kind}, {entry.confidence:.0%} sure",
+                {
+                    "seen in": ", ".join(entry.notebooks),
+                    "evidence": entry.evidence,
+                    "consequence": entry.consequence,
+                    "remedy": entry.remedy,
+                },
+            )
+            for place, entry in enumerate(found, 1)
+        ),
+        "Nothing is wrong as far as was looked.",
+    )
 
 
 def text(words: str) -> HTML:
