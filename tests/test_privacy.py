@@ -15,7 +15,8 @@ from eagle3lib.telling.privacy import is_secret_name, mask, mask_text
 SECRET = "s3cr3tValue99"
 HARMLESS = [
     "--max-total-tokens 4096", "num_draft_tokens=4", "prompt_tokens: 5", "--tokenizer-path /models/tok",
-    "Depth 1 is the first draft token. <em>Accuracy</em>: right", "tokens_per_second=3.4", "--speculative-token-map /m/map.pt", '{"bos_token": "<|im_start|>"}',
+    "Depth 1 is the first draft token. <em>Accuracy</em>: right",
+    "tokens_per_second=3.4", "--speculative-token-map /m/map.pt", '{"bos_token": "<|im_start|>"}',
     "pad_token=<p>", "eos_token_id: 2", "hot_token_id", "the next token: the", "key = value", "cache_key=abc",
     "--kv-cache-dtype fp8", "k_proj.weight", "api_key=None", "hf_model_path", "sk-learn", "a basic thing",
     "ssh://git@github.com/x.git", "https://host/home/page", "/data/root/x", "/rooted", "[24/40, 1.2it/s]",

@@ -6,6 +6,7 @@ engine served, what was trained, what is captured.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -116,17 +117,27 @@ def wirings(candidates: Sequence[Candidate]) -> Figure:
     return figure
 
 
+def _shades(sources: Sequence[Any]) -> list[float]:
+    """Opacity of each source: the second and third of one kind are paler than the first."""
+    seen: Counter[str] = Counter()
+    shades = []
+    for source in sources:
+        shades.append(max(0.3, 1 - 0.45 * seen[source.kind]))
+        seen[source.kind] += 1
+    return shades
+
+
 def acceptance(sources: Sequence[Any]) -> Figure:
     """03: marginal and conditional acceptance per draft position, every source on the same axes."""
     figure, axes = _axes(9.4, 3.7, columns=2)
     for axis, name in zip(axes, ("marginal", "conditional"), strict=True):
         longest = 1
-        for source in sources:
+        for source, shade in zip(sources, _shades(sources), strict=True):
             rates = getattr(source, name)
             if rates:
                 longest = max(longest, len(rates))
                 style = "--" if source.kind == "offline" else "-"
-                _curve(axis, rates, COLOURS[source.kind], source.source, ls=style)
+                _curve(axis, rates, COLOURS[source.kind], source.source, ls=style, alpha=shade)
         axis.set(xlabel="draft position", ylim=(0, 1), xticks=range(1, longest + 1), ylabel="share accepted")
         axis.set_title(f"{name} acceptance", loc="left", fontsize=11)
     axes[0].legend(frameon=False, fontsize=9)
@@ -138,11 +149,12 @@ def histogram(sources: Sequence[Any]) -> Figure:
     drawn = [source for source in sources if source.histogram]
     figure, (axis,) = _axes(6.2, 3.2)
     width = 0.8 / max(1, len(drawn))
-    for i, source in enumerate(drawn):
+    for i, (source, shade) in enumerate(zip(drawn, _shades(drawn), strict=True)):
         steps = sum(source.histogram)
         places = [j + (i - (len(drawn) - 1) / 2) * width for j in range(len(source.histogram))]
         shares = [count / steps for count in source.histogram]
-        axis.bar(places, shares, width, color=COLOURS[source.kind], label=f"{source.source} ({steps} steps)")
+        colour, label = COLOURS[source.kind], f"{source.source} ({steps} steps)"
+        axis.bar(places, shares, width, color=colour, label=label, alpha=shade)
     longest = max((len(source.histogram) for source in drawn), default=1)
     axis.set(xlabel="drafts accepted in a verify step", ylabel="share of steps", xticks=range(longest))
     axis.set_title("Verify steps by what they accepted", loc="left", fontsize=11)

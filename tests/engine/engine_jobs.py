@@ -108,11 +108,7 @@ def _generate(sglang: Any, job: dict[str, Any], sender: Any) -> None:
         **options,
     )
     asked = {"temperature": 0, "max_new_tokens": job["max_new_tokens"], "ignore_eos": True}
-    sender.send(
-        engine.generate(
-            input_ids=job["input_ids"], sampling_params=asked, return_hidden_states=job["states"]
-        )
-    )
+    sender.send(engine.generate(input_ids=job["input_ids"], sampling_params=asked, return_hidden_states=job["states"]))
     engine.shutdown()
 
 

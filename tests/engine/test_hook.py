@@ -66,9 +66,7 @@ def forward(model, positions, aux):
 
 
 def response(prompt, output):
-    return Response(
-        0, tuple(range(100, 100 + prompt)), tuple(range(100 + prompt, 100 + prompt + output)), {}, 0.0
-    )
+    return Response(0, tuple(range(100, 100 + prompt)), tuple(range(100 + prompt, 100 + prompt + output)), {}, 0.0)
 
 
 @pytest.mark.parametrize("per_slot_norm", [False, True])

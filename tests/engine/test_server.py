@@ -63,9 +63,7 @@ def served(request, models, tmp_path_factory):
         capture_folder=out / "passes",
     ) as server:
         family = psutil.Process().children(recursive=True)
-        captured = capture_requests(
-            server, passes_folder(server), PROMPTS, out / "capture", max_new_tokens=24
-        )
+        captured = capture_requests(server, passes_folder(server), PROMPTS, out / "capture", max_new_tokens=24)
         together = server.ask(PROMPTS, concurrency=3, max_new_tokens=24)
     return captured, together, read_capture(out / "capture"), family
 

@@ -35,8 +35,7 @@ def served(folder, target):
     """The answers of a real engine a setting, by setting."""
     tiny_draft(folder / "draft", target, layer_ids=LAYER_IDS)
     jobs = [
-        Job(folder / "target", folder / "draft", setting, PROMPTS, states=setting == STATES_OF)
-        for setting in SETTINGS
+        Job(folder / "target", folder / "draft", setting, PROMPTS, states=setting == STATES_OF) for setting in SETTINGS
     ]
     return dict(zip(SETTINGS, run_jobs(jobs, folder), strict=True))
 

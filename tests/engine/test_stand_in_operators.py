@@ -81,9 +81,7 @@ def test_tree_mask_is_obeyed(lengths, seed):
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.integers(1, POOL), min_size=1, max_size=4), st.sampled_from([0, 3]), st.integers(0, 99)
-)
+@given(st.lists(st.integers(1, POOL), min_size=1, max_size=4), st.sampled_from([0, 3]), st.integers(0, 99))
 def test_decode_stores_and_attends(lengths, window, seed):
     draw, keys, values, slots = batch(lengths, seed)
     q = torch.randn(len(lengths), HEADS, WIDTH, generator=draw)

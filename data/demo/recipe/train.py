@@ -1,12 +1,13 @@
 """Train the demo's EAGLE-3 draft on a corpus made by ``sample.py``, in a given time on one core.
 
-    python train.py TARGET CORPUS OUT --minutes 80 [--extra SAMPLES.json.gz]
+    python train.py TARGET CORPUS OUT --minutes 122 [--extra SAMPLES.json.gz]
 
 Classic EAGLE-3 (Li et al. 2025): row t pairs the target's state after token t (boundaries 0, 3 and 16) with the
-embedding of token t + 1 and learns the target's own choice of token t + 2. The first half of the time trains
-depth 1 alone, the second half depths 1 to 3 as they are drafted (training-time test), each depth seeing the
-causal prefix of depth 1 and its own chain. Hard targets; a depth weighs 0.8 of the one before. The corpus may
-grow while this runs: new shards join at the next pass. Interrupted, it goes on where it stopped.
+embedding of token t + 1 and learns the target's own choice of token t + 2. The first third of the time trains
+depth 1 alone, the rest depths 1 to 3 as they are drafted (training-time test), each depth seeing the causal prefix
+of depth 1 and its own chain. Hard targets; a depth weighs 0.8 of the one before. In the end only greedy answers are
+learned from, as that is what is served. The corpus may grow while this runs: new shards join at the next pass.
+Interrupted, it goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from torch import Tensor, nn
 
 WIDTH, INNER, HEADS, KV, DIM, EPS, THETA = 576, 448, 9, 3, 64, 1e-5, 1e5
 VOCAB, DRAFT_VOCAB, TEMPLATE = 49152, 8000, 22  # tokens of the chat template before the user's first word
-DEPTHS, DECAY, BATCH, RATE, DEEP_FROM, HELD_BACK = 3, 0.8, 2400, 1.5e-3, 0.5, 96
+DEPTHS, DECAY, BATCH, RATE, HELD_BACK = 3, 0.8, 2400, 1.5e-3, 96
+DEEP_FROM, GREEDY_FROM = 0.33, 0.56  # shares of the time
 
 
 class Norm(nn.Module):
@@ -111,6 +113,7 @@ class Trainer:
         ]
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
         self.step = self.tokens = 0
+        self.greedy = False  # learn from greedy answers alone
         self.spent = 0.0
 
     def new_conversations(self) -> list[Any]:
@@ -139,7 +142,8 @@ class Trainer:
         """Conversations of like length together, up to ``BATCH`` tokens, in random order, without end."""
         while True:
             self.conversations += self.new_conversations()
-            order = self.random.sample(self.conversations, len(self.conversations))
+            chosen = [c for c in self.conversations if c[4] or not self.greedy]
+            order = self.random.sample(chosen, len(chosen))
             batches: list[list[Any]] = []
             for start in range(0, len(order), 400):
                 batches.append([])
@@ -159,7 +163,7 @@ class Trainer:
         for row, (tokens, prompt, seen, best, _) in enumerate(batch):
             ids[row, : len(tokens)], states[row, : len(best)] = tokens, seen
             choices[row, : len(best)] = best
-            asked[row, (TEMPLATE - 1 if training else prompt - 1) : len(best)] = True
+            asked[row, (TEMPLATE - 1 if training and not self.greedy else prompt - 1) : len(best)] = True
         rows = length - 1
         inputs = torch.cat([self.embedding[ids[:, :rows]].bfloat16(), states[:, :rows].flatten(2)], -1)
         pad = (0, depths)
@@ -200,6 +204,7 @@ class Trainer:
             now = time.time()
             self.spent, last = self.spent + min(now - last, 60), now  # a pause of the machine is no training
             share = min(1.0, self.spent / (60 * self.options.minutes))
+            self.greedy = share > GREEDY_FROM
             if share < 1:
                 self.descend(batch, DEPTHS if share > DEEP_FROM else 1, share)
             if share >= told or share == 1:
@@ -262,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("target", "corpus", "out"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--minutes", type=float, default=80)
+    parser.add_argument("--minutes", type=float, default=122)
     parser.add_argument("--extra", type=Path, help="more samples to count the draft vocabulary in")
     Trainer(parser.parse_args()).train()
 
