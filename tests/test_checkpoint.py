@@ -16,10 +16,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from eagle3lib.errors import InputError, UnsafeFile
+from eagle3lib.maths.draft import Draft
 from eagle3lib.reading.checkpoint import Checkpoint
+from tests.tiny import tiny_draft, tiny_target
 
 TENSORS = {
     "fc.weight": torch.arange(24.0).reshape(4, 6),
@@ -287,6 +289,7 @@ MEASURE = """
 import json, resource, sys, time
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.reading.checkpoint import Checkpoint
+from tests.tiny import tiny_draft, tiny_target
 
 def measured(work):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -310,3 +313,14 @@ def test_a_trillion_parameters_cost_little(tmp_path: Path) -> None:
         cpu, wall, megabytes = json.loads(line)
         assert cpu < 2 and wall < 10 and megabytes < 200, done.stdout
     assert len(Checkpoint.open(tmp_path / "target").tensors) == 64 * 1093 + 2
+
+
+def test_a_draft_of_nan_weights_and_a_device_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    tiny_draft(tmp_path, tiny_target(tmp_path / "target"))
+    with pytest.raises(InputError, match="device: found nowhere"):
+        Draft.load(tmp_path, None, device="nowhere")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["fc.weight"][0, 0] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"fc\.weight: found NaN"):
+        Draft.load(tmp_path, None)

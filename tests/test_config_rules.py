@@ -16,6 +16,9 @@ from static_pairs import SMALL, VOCAB, H, Pair
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import Inspection, corrected_config, inspect, rule_table
+from eagle3lib.findings.edits import apply_edits
+from eagle3lib.findings.finding import Edit
+from eagle3lib.telling.cure import write_cured_draft
 
 CONFIGS = Path(__file__).parent / "data" / "public_configs"
 
@@ -99,6 +102,22 @@ def test_the_corrected_config_is_clean_and_the_users_file_untouched(tmp_path: Pa
     assert not told(again)
     assert again.served.captured.boundaries == (3, 7, 9)
     assert corrected_config(again)[1] == ""
+
+
+def test_a_cured_draft_holds_the_corrected_config(tmp_path: Path) -> None:
+    pair = Pair()
+    pair.speculators(eagle_aux_hidden_state_layer_ids=[3, 7, 9])
+    found = look(pair, tmp_path)
+    edits = [edit for finding in found.findings for edit in finding.edits if edit.where == "draft config"]
+    cured = write_cured_draft(tmp_path / "draft", edits, tmp_path / "cured")
+    assert json.loads((cured / "config.json").read_text()) == corrected_config(found)[0]
+
+
+def test_edits_make_the_objects_they_need_and_the_surer_one_has_its_way() -> None:
+    edits = [Edit("draft config", "a.b", 1), Edit("draft config", "a.b", 2), Edit("launch", "--x", 3)]
+    before = {"a": None, "c": 4}
+    assert apply_edits(before, [*edits, Edit("draft config", "c", None)]) == {"a": {"b": 1}}
+    assert before == {"a": None, "c": 4}
 
 
 PUBLIC = {

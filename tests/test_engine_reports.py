@@ -10,9 +10,11 @@ from eagle3lib.engine.client import Response, accepted_per_step, save_responses
 from eagle3lib.errors import InputError
 from eagle3lib.findings.acceptance_rules import report_findings, training_findings
 from eagle3lib.measuring.acceptance import from_report, from_training
+from eagle3lib.measuring.rates import Rate
 from eagle3lib.reading.engine_reports import parse_engine_report, read_engine_reports
 from eagle3lib.reading.samples import read_samples
 from eagle3lib.reading.training_reports import parse_training_report, read_training_report
+from eagle3lib.telling import figures, tables
 
 NEW = {
     "completion_tokens": 18, "spec_verify_ct": 10,
@@ -171,15 +173,15 @@ def test_each_file_is_one_source(tmp_path):
 
 
 #: text -> (trainer, conditional, accept length)
-GOOD = (0.5, 0.4)
+GOOD, FIRST = (0.5, 0.4), (0.5, None)
 TRAINING = {
     '{"trainer": "Speculators", "metric": "cond_acc", "values": [0.5, 0.4]}': ("speculators", GOOD, 1.7),
     '{"trainer": "speculators", "metric": "full_acc", "values": [0.5, 0.2]}': ("speculators", GOOD, 1.7),
     '{"val/full_acc_0": 0.5, "val/full_acc_1": 0.2, "val/loss": 2.0}': ("speculators", GOOD, 1.7),
-    '{"eval/per_position_acc": [0.5, 0.4], "eval/avg_loss": 2.0}': ("specforge", GOOD, 1.7),
+    '{"eval/per_position_acc": [0.5, 0.4], "eval/avg_loss": 2.0}': ("specforge", FIRST, None),
     '{"trainer": "specforge", "metric": "simulated_acc_len", "value": 0.7}': ("specforge", None, 1.7),
     '{"estimated_training_ar": 1.7}': ("modelopt", None, 1.7),
-    '{"train_acc/parallel_0_step_0": 0.5, "train_acc/parallel_0_step_1": 0.4}': ("modelopt", GOOD, 1.7),
+    '{"train_acc/parallel_0_step_0": 0.5, "train_acc/parallel_0_step_1": 0.4}': ("modelopt", FIRST, None),
     "step 10 val/cond_acc_0: 0.3 val/cond_acc_1: 0.2\nstep 20 val/cond_acc_0: 0.5 val/cond_acc_1: 0.4": (
         "speculators", GOOD, 1.7,
     ),
@@ -191,8 +193,23 @@ def test_each_trainer_is_read_under_its_own_definition(text):
     trainer, conditional, length = TRAINING[text]
     [report] = read_training_report(text) if text[0] == "{" else parse_training_report(text, "x")
     assert report.trainer == trainer
-    assert report.conditional == (conditional if conditional is None else pytest.approx(conditional))
-    assert from_training(report).accept_length.value == pytest.approx(length)
+    if conditional is None or None in conditional:
+        assert report.conditional == conditional
+    else:
+        assert report.conditional == pytest.approx(conditional)
+    found = from_training(report).accept_length
+    assert found is None if length is None else found.value == pytest.approx(length)
+
+
+def test_an_accuracy_with_true_tokens_fed_is_acceptance_at_the_first_depth_alone():
+    [report] = parse_training_report('{"trainer": "eagle", "metric": "acc", "values": [0.6, 0.5, 0.4]}', "x")
+    found = from_training(report, num_steps=3)
+    assert [each.value for each in found.accuracy] == [0.6, 0.5, 0.4] and found.accept_length is None
+    assert found.conditional == found.marginal == (Rate(0.6, None, None, None), None, None)
+    assert tables.rate(found.accuracy[0]) == "60.0%" and tables.length(found.accuracy[0]) == "0.600"
+    assert figures.acceptance([found]).axes and tables.sources([found]).data
+    [cond] = parse_training_report('{"trainer": "speculators", "metric": "cond_acc", "values": [0.6, 0.5]}', "x")
+    assert from_training(cond).accuracy is None
 
 
 def test_an_accuracy_without_a_definition_is_called_ambiguous():

@@ -166,3 +166,10 @@ def test_any_text_is_read_or_refused_and_rendered_alike(text: str) -> None:
     again = Launch.parse(found.render({}))
     if found.source == "line":
         assert again.flags == found.flags and again.env == found.env
+
+
+def test_words_without_a_flag_and_a_flag_without_its_value_are_refused() -> None:
+    with pytest.raises(InputError, match="a server's command line"):
+        Launch.parse("hello world")
+    with pytest.raises(InputError, match="found no value"):
+        Launch.parse("--speculative-num-steps").integer("speculative_num_steps")

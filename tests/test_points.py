@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from eagle3lib.engine.sweep import setting_launch
+from eagle3lib.engine.server import _command
+from eagle3lib.engine.sweep import run_sweep, setting_launch
 from eagle3lib.errors import InputError
 from eagle3lib.findings.cost_rules import cost_findings
 from eagle3lib.measuring.sweep import recommend, summarise
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.points import OFF, Point, parse_points, read_points
+from eagle3lib.telling import tables
 
 CHAIN = (3, 1, 4)
 SERVING = {
@@ -87,13 +90,41 @@ CASES = [
     ((100,), (103,), "off"),
     ((100,), (130,), {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}),
     ((100, 101, 99), (70, 71, 69), "off"),
-    ((), (150, 152, 149), "off"),
+    ((), (150, 152, 149), None),
+    ((100, 101, 99), (), None),
 ]
 
 
 @pytest.mark.parametrize(("off", "on", "answer"), CASES)
 def test_speculation_is_recommended_only_where_a_speed_up_is_shown(off, on, answer):
     assert recommend(summarise(points(OFF, *off) + points(CHAIN, *on))) == {"1": answer}
+
+
+def test_a_setting_is_judged_as_it_was_served():
+    asked = points(OFF, 100, 101) + points((3, 1, 8), 150, 152) + points(CHAIN, 154, 150)
+    [_, chain] = summarise(asked)
+    assert (chain.setting, chain.repeats, chain.tokens_per_second) == (CHAIN, 4, 151.5)
+    assert chain.reason == "asked for 3/1/8, served as 3/1/4"
+    assert recommend(summarise(asked)) == {"1": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}}
+    noted = [replace(point, reason="served as 2/4/8") for point in points((3, 4, 9), 150)]
+    assert summarise(noted)[0].setting == (2, 4, 8)
+    assert [s.setting for s in summarise([Point(3, 1, 8, status="refused")])] == [(3, 1, 8)]
+
+
+def test_a_load_without_a_comparison_is_not_measured():
+    refused = [Point(*CHAIN, concurrency=8, status="refused")]
+    by_load = recommend(summarise(points(OFF, 100) + points(CHAIN, 90) + points(OFF, 300, concurrency=8) + refused))
+    assert by_load == {"1": "off", "8": None}
+    assert "8 in flight: not measured" in tables.recommendation(by_load, on_cpu=False).data
+    best = tables.recommendation({"1": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}}, on_cpu=False)
+    assert "1 in flight: 3/1/4" in best.data
+
+
+def test_a_sweep_of_nothing_is_refused_and_empty_paths_stay_off_the_line(tmp_path):
+    with pytest.raises(InputError, match="target"):
+        run_sweep(Launch.parse(""), "", "", [], grid=[OFF], concurrency=[1], path=tmp_path / "points.jsonl")
+    line = _command(Launch.parse("--model-path m"), "", "", "127.0.0.1", 1)
+    assert line[-6:] == ["--model-path", "m", "--host", "127.0.0.1", "--port", "1"]
 
 
 def test_each_load_is_judged_on_its_own_and_failures_are_carried_along():

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.samples import Sample, read_samples, write_sample
+from eagle3lib.maths.target_states import target_states
+from eagle3lib.reading.samples import Sample, from_tensors, read_samples, write_sample
+from tests.tiny import tiny_target
 
 T, K, H, PROMPT = 9, 3, 8, 4
 DRAW = torch.Generator().manual_seed(0)
@@ -182,3 +184,35 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
         write_sample(tmp_path / "x.safetensors", replace(OURS, last_is_normed=True))
     with pytest.raises(InputError, match="one boundary for each"):
         replace(OURS, boundaries=(0, 3))
+
+
+def test_nothing_given_is_not_the_working_directory() -> None:
+    with pytest.raises(InputError, match="samples: found nothing"):
+        read_samples("")
+
+
+def test_bad_lines_are_refused_among_good_ones(tmp_path: Path) -> None:
+    good = json.dumps({"input_ids": [1, 2, 3, 4], "prompt_tokens": 2}).encode()
+    bad = [b"\xff\xfe", b'{"input_ids": [1.5, 2, 3], "prompt_tokens": 1}', b"[1, 2]", good.replace(b"4]", b"999]")]
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(b"\n".join([*bad, good]))
+    samples = read_samples(path, vocab=100)
+    assert [sample.name for sample in samples] == ["s.jsonl:5"]
+    assert len(samples.refused) == 4 and "token id 999" in str(samples.refused["s.jsonl:4"])
+
+
+@pytest.mark.parametrize("text", ["abc", "3", '["a"]', "[-1, 0, 2]"])
+def test_boundaries_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="boundaries"):
+        from_tensors("one", {"input_ids": IDS, "aux_hidden_states": STATES}, {"boundaries": text}, H)
+
+
+def test_a_target_without_its_blocks_is_not_run(tmp_path: Path) -> None:
+    model = tiny_target(tmp_path / "whole")
+    assert len(target_states(tmp_path / "whole", IDS)) == T
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+    kept = {name: value.contiguous() for name, value in model.state_dict().items() if ".layers." not in name}
+    save_file(kept, tmp_path / "part" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="missing"):
+        target_states(tmp_path / "part", IDS)

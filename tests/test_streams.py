@@ -10,9 +10,11 @@ from safetensors.torch import save_file
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.capture_rules import capture_findings, stream_findings
+from eagle3lib.measuring import references
 from eagle3lib.measuring.stages import compare_stages, first_divergence
 from eagle3lib.measuring.streams import match_streams
 from eagle3lib.reading.captures import Capture, read_capture, write_capture
+from eagle3lib.reading.samples import Sample
 
 LAYERS, HIDDEN, ROWS = 8, 48, 40
 
@@ -66,6 +68,39 @@ def test_a_state_from_within_a_block_is_none_of_them(states):
     assert finding.kind == "capture.unmatched"
 
 
+def test_the_expected_boundary_may_have_a_near_neighbour(states):
+    alike = states | {4: states[3] + 0.01 * (states[4] - states[3])}  # a block that hardly changes the state
+    row = 0.8 * alike[3] + 0.2 * alike[4] + 0.02 * torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(3))
+    assert found(row[:, None], alike) == [(None, 0)]
+    assert found(row[:, None], alike, expected=[3]) == [(3, 0)]
+    assert found(row[:, None], alike, expected=[6]) == [(None, 0)]
+
+
+def reference_sample(states, normed):
+    return Sample(
+        "s", torch.arange(ROWS), torch.ones(ROWS), 1, states=stack(states, 0, 3, 6), boundaries=(0, 3, 6),
+        last_hidden_state=states["final_norm" if normed else LAYERS], last_is_normed=normed,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("normed", "layers", "last"), [(True, None, "final_norm"), (False, LAYERS, LAYERS)])
+def test_a_samples_last_state_stands_under_its_boundary(states, normed, layers, last, monkeypatch):
+    sample = reference_sample(states, normed)
+    monkeypatch.setattr(references, "read_samples", lambda path, hidden: [sample])
+    captured = capture(states, input_ids=torch.arange(ROWS))
+    [by_boundary] = references.from_samples([captured], "", HIDDEN, layers=layers).states
+    assert list(by_boundary) == [0, 3, 6, last]
+    [unknown] = references.from_samples([captured], "", HIDDEN, layers=6).states
+    assert list(unknown) == ([0, 3, 6, last] if normed else [0, 3, 6]) and unknown[6] is not states[LAYERS]
+
+
+def test_samples_that_hold_more_states_than_were_captured_do_not_say_what_was_trained_on():
+    held = references.References((), named=(0, 3, 6, 8))
+    assert references.expected_boundaries((), held, None, (1, 2, 3), slots=3)[0] == (1, 2, 3)
+    assert references.expected_boundaries((), held, None, (1, 2, 3), slots=4)[0] == (0, 3, 6, 8)
+    assert references.expected_boundaries((), held, None, (1, 2, 3))[0] == (0, 3, 6, 8)
+
+
 def test_an_unreduced_share_is_recognised(states):
     [match] = match_streams([stack(states, 5) / 2], [states])
     assert (match.boundary, match.nearest, match.scale) == (None, 5, 0.5)
@@ -73,9 +108,9 @@ def test_an_unreduced_share_is_recognised(states):
 
 
 def test_nothing_to_compare_is_refused(states):
-    for streams, references in ([], []), ([stack(states, 1)], []), ([stack(states, 1)[:0]], [states]):
+    for streams, held in ([], []), ([stack(states, 1)], []), ([stack(states, 1)[:0]], [states]):
         with pytest.raises(InputError):
-            match_streams(streams, references)
+            match_streams(streams, held)
     with pytest.raises(InputError, match="reference 2"):
         match_streams([stack(states, 1)], [states | {2: states[2][:, :-1]}])
 

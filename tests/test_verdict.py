@@ -16,8 +16,13 @@ def finding(kind: str, severity: str = "error", **more: object) -> dict[str, obj
     return {"kind": kind, "severity": severity, **texts, **more}
 
 
-def record(*findings: dict[str, object], status: str = "finished") -> dict[str, object]:
-    return {"status": status, "findings": list(findings), "results": {}}
+def record(*findings: dict[str, object], status: str = "finished", **results: object) -> dict[str, object]:
+    return {"status": status, "findings": list(findings), "results": results}
+
+
+SERVED = {"sources": [{"kind": "engine"}]}
+FED = {"streams": [{"boundary": 0, "expected_boundary": 0}, {"boundary": 3, "expected_boundary": 3}]}
+UNFED = {"streams": [{"boundary": 0, "expected_boundary": None}]}
 
 
 def test_incident_names_the_layers_before_the_flags_and_the_symptom_last() -> None:
@@ -54,10 +59,14 @@ def test_a_guess_gives_way_to_what_was_measured_about_the_same_thing() -> None:
     [
         ({}, None),
         ({STEMS[0]: record()}, None),
-        ({STEMS[1]: record()}, None),
-        ({STEMS[0]: record(), STEMS[1]: record(status="partial")}, None),
-        ({STEMS[0]: record(), STEMS[3]: record()}, True),
-        ({STEMS[0]: record(finding("rope.scaling", "note")), STEMS[2]: record()}, True),
+        ({STEMS[1]: record(answer="sound")}, None),
+        ({STEMS[0]: record(), STEMS[1]: record(answer="undecided")}, None),
+        ({STEMS[0]: record(status="partial"), STEMS[1]: record(answer="sound")}, None),
+        ({STEMS[0]: record(), STEMS[2]: record(sources=[{"kind": "offline"}])}, None),
+        ({STEMS[0]: record(), STEMS[3]: record(**UNFED)}, None),
+        ({STEMS[0]: record(), STEMS[1]: record(answer="sound")}, True),
+        ({STEMS[0]: record(), STEMS[3]: record(**FED)}, True),
+        ({STEMS[0]: record(finding("rope.scaling", "note")), STEMS[2]: record(**SERVED)}, True),
         ({STEMS[0]: record(finding("quality.undertrained", "warning"))}, False),
     ],
 )

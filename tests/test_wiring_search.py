@@ -8,15 +8,20 @@ helps a little.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from eagle3lib.errors import InputError
+from eagle3lib.maths.draft import forward, target_ids
 from eagle3lib.maths.draft_weights import Draft, Layer, Linear
+from eagle3lib.maths.trace import trace
 from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.accuracy import coverage
+from eagle3lib.measuring.evaluation import evaluate
 from eagle3lib.measuring.wiring_candidates import describe
 from eagle3lib.measuring.wiring_search import Material, Search, search_wiring
 from eagle3lib.reading.samples import Sample
@@ -89,6 +94,39 @@ def test_a_sound_draft_is_left_alone() -> None:
     search = found(CONFIGURED)
     assert search.candidates[0].change == "as configured"
     assert (search.answer, search.better) == ("sound", None)
+
+
+def moved(part: Any, device: str, dtype: torch.dtype) -> Any:
+    """A draft, or a part of one, elsewhere and in another precision."""
+    if isinstance(part, Tensor):
+        return part.to(device, dtype if part.is_floating_point() else part.dtype)
+    if isinstance(part, tuple):
+        return tuple(moved(each, device, dtype) for each in part)
+    if is_dataclass(part):
+        return replace(part, **{f.name: moved(getattr(part, f.name), device, dtype) for f in fields(part)})
+    return part
+
+
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator here"))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_draft_elsewhere_and_in_bfloat16_is_searched_and_measured(device: str, bias: bool) -> None:
+    """The samples stay where they are; what was measured comes back to them."""
+    truth = CONFIGURED.but(boundaries=(0, 2, 5))
+    draft, materials = planted(truth)
+    if bias:
+        draft = replace(draft, fc=Linear(draft.fc.weight, torch.zeros(WIDTH)))
+    draft = moved(draft, device, torch.bfloat16)
+    search = search_wiring(draft, CONFIGURED, materials, 2, layers=BOUNDARIES - 1)
+    assert search.candidates[0].wiring.boundaries == truth.boundaries
+    sample, states = materials[0].sample, materials[0].stack(truth.boundaries)
+    chains = forward(draft, truth, states, sample.input_ids, 2)
+    assert {chains.proposed.device.type, chains.starts.device.type, chains.margins.device.type} == {"cpu"}
+    assert evaluate(draft, truth, sample, states, 2).counts.starts > 0
+    assert trace(draft, truth, states, sample.input_ids, PROMPT)
+    assert coverage([sample.input_ids], [sample.loss_mask], target_ids(draft, truth)).value == 1
 
 
 def test_a_poor_draft_is_called_that() -> None:

@@ -46,10 +46,10 @@ class Server(Client):
         stages: tuple[str, ...] = tuple(hook.STAGES),
         timeout: float = 600.0,
     ) -> Iterator[Server]:
-        """Serve ``model_path`` with ``launch``'s flags and environment until the block is left.
+        """Serve ``model_path`` ("": the flags name it) with ``launch``'s flags and environment until the block is left.
 
         Args:
-            draft_path: ``None`` leaves the draft to the flags; with a path it replaces theirs.
+            draft_path: ``None`` or "" leaves the draft to the flags; with a path it replaces theirs.
             log_path: the server's standard output and error; its folder is made.
             capture_folder: write the draft's inputs there, stage by stage (see ``hook.STAGES``).
             timeout: seconds until the server must answer.
@@ -88,8 +88,10 @@ def _command(launch: Launch, model_path: str | Path, draft_path: str | Path | No
     for part in launch.parts:
         if part.spelled:
             command += [f"{part.spelled}={part.values[0]}"] if part.joined else [part.spelled, *part.values]
-    command += ["--model-path", str(model_path), "--host", host, "--port", str(port)]
-    if draft_path is not None:
+    if model_path:
+        command += ["--model-path", str(model_path)]
+    command += ["--host", host, "--port", str(port)]
+    if draft_path:
         command += ["--speculative-draft-model-path", str(draft_path)]
     return command
 

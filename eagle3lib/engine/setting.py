@@ -9,22 +9,22 @@ from eagle3lib.engine.speculation import speculation
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.target_config import TargetConfig
 
-#: Where neither parameters nor flags say anything: the chain SGLang takes for most targets.
-USUAL = (3, 1, 4)
+#: What an offline prediction assumes where neither parameters nor flags say anything.
+USUAL_STEPS = 3
+
+Setting = tuple[int | None, int | None, int | None]
 
 
 def asked_setting(
     launch: str, target: str | Path, engine: str, num_steps: int, topk: int, num_draft_tokens: int
-) -> tuple[int, int, int]:
-    """``(num_steps, topk, num_draft_tokens)``; 0 stands for not given, and for no speculation in the result.
+) -> Setting:
+    """``(num_steps, topk, num_draft_tokens)``, each ``None`` where nobody says it; 0 stands for not given.
 
     A chain (topk 1) always verifies ``num_steps + 1`` tokens, whatever was asked.
     """
     architecture = TargetConfig.open(target).architecture if target else ""
     served = speculation(Launch.parse(launch), architecture, engine_version(engine)[0])
-    found = (served.num_steps, served.topk, served.num_draft_tokens)
-    steps, branches, tokens = (
-        given or flag or usual
-        for given, flag, usual in zip((num_steps, topk, num_draft_tokens), found, USUAL, strict=True)
-    )
-    return steps, branches, steps + 1 if branches == 1 else tokens
+    steps = num_steps or served.num_steps
+    branches = topk or served.topk or (1 if num_steps else None)
+    tokens = num_draft_tokens or served.num_draft_tokens
+    return steps, branches, steps + 1 if steps and branches == 1 else tokens

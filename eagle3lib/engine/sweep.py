@@ -42,7 +42,13 @@ def run_sweep(
         launch: flags and environment that all settings share; its speculative settings are replaced.
         path: points file; the servers' logs lie beside it.
         watch: called with each finished point.
+
+    Raises:
+        InputError: neither ``launch`` nor ``model_path`` says what to serve.
     """
+    if not model_path and not launch.flags.keys() & {"model_path", "config"}:
+        cure = "give target, or a launch line with --model-path; finished points need no server."
+        raise InputError("target", "none, nor one in launch", "a model to serve", cure)
     path = Path(path)
     points = []
     for setting in grid:

@@ -8,9 +8,16 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, arange
 
 from eagle3lib.engine.capture_ids import ids_for
+from eagle3lib.errors import InputError
 from eagle3lib.findings.finding import Edit, Finding
+from eagle3lib.findings.rule import Inspection
+from eagle3lib.maths.draft import Draft
+from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.measuring.replay import replay
+from eagle3lib.measuring.stages import StageDiff
 from eagle3lib.measuring.streams import SHIFTS, Boundary, StreamMatch, rank_disagreement
 from eagle3lib.reading.captures import AUX, Capture
+from eagle3lib.reading.target_config import TargetConfig
 
 #: Rounding keeps replicated states of two ranks far nearer than this; partial sums lie farther apart.
 MAX_RANK_DIFFERENCE = 0.05
@@ -54,6 +61,23 @@ _KINDS = {
 def _finding(kind: str, subject: str, evidence: str, remedy: str = "", edits: tuple[Edit, ...] = ()) -> Finding:
     consequence, usual = _KINDS[kind]
     return Finding(kind, "error", subject, evidence, consequence, remedy or usual, edits)
+
+
+def known_target(inspection: Inspection) -> TargetConfig:
+    """The target, which tells how wide a state is. Raises ``InputError`` where it was not given."""
+    if inspection.target is None:
+        raise InputError("target", "nothing", "the target's folder: its config tells how wide a state is")
+    return inspection.target
+
+
+def replayed(
+    captures: Sequence[Capture], draft: str, tensors: TargetTensors, inspection: Inspection
+) -> tuple[list[StageDiff], str]:
+    """The engine's stages beside ours; where that is not possible, none and the reason."""
+    try:
+        return replay(captures, Draft.load(draft, tensors.embedding), inspection.runnable_wiring), ""
+    except InputError as error:
+        return [], str(error)
 
 
 def stream_findings(

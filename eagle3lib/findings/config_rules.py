@@ -24,6 +24,7 @@ from eagle3lib.findings import (
     rules_vocab,
     rules_weights,
 )
+from eagle3lib.findings.edits import apply_edits
 from eagle3lib.findings.finding import Finding, by_severity
 from eagle3lib.findings.rule import Inspection, Rule
 from eagle3lib.findings.weight_facts import weight_facts
@@ -43,17 +44,6 @@ RULES: tuple[Rule, ...] = (
     *rules_geometry.RULES,
     *rules_speculation.RULES,
     *rules_flags.RULES,
-)
-#: Fields of other programs that say nothing to SGLang once their content stands at the top level.
-_FOREIGN = (
-    "transformer_layer_config",
-    "speculators_config",
-    "speculators_model_type",
-    "speculators_version",
-    "auto_map",
-    "has_no_defaults_at_init",
-    "aux_hidden_states_layer_ids",
-    "eagle_aux_hidden_state_layer_ids",
 )
 
 
@@ -145,29 +135,11 @@ def rule_table() -> list[dict[str, Any]]:
 def corrected_config(inspection: Inspection) -> tuple[dict[str, Any], str]:
     """The draft's config with every edit of the findings applied, and the difference as unified diff text.
 
-    Nested fields are moved to the top level, where SGLang reads them, and fields of other programs are left
-    out. The caller writes it somewhere else: the user's own file is never touched. The diff is empty when
+    The caller writes it somewhere else: the user's own file is never touched. The diff is empty when
     nothing is to change.
     """
     before = dict(inspection.draft.raw)
-    after = copy.deepcopy(before)
-    edits = [e for finding in inspection.findings for e in finding.edits if e.where == "draft config"]
-    if inspection.draft.nested:
-        inner = {k: v for k, v in after["transformer_layer_config"].items() if v is not None}
-        after = {**after, **inner, "tie_word_embeddings": inspection.draft.tied}
-    if inspection.draft.nested or any(e.key.startswith("eagle_config.eagle_aux") for e in edits):
-        after = {key: value for key, value in after.items() if key not in _FOREIGN}
-    for edit in edits:
-        *folders, key = edit.key.split(".")
-        place = after
-        for folder in folders:
-            if not isinstance(place.get(folder), dict):
-                place[folder] = {}
-            place = place[folder]
-        if edit.value is None:
-            place.pop(key, None)
-        else:
-            place[key] = edit.value
+    after = apply_edits(before, [edit for finding in inspection.findings for edit in finding.edits])
     texts = [json.dumps(config, indent=2, sort_keys=True).splitlines(keepends=True) for config in (before, after)]
     return after, "".join(difflib.unified_diff(*texts, "config.json", "config.json (corrected)"))
 

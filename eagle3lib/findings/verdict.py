@@ -34,6 +34,7 @@ RANK_COST = (0.0, 0.1, 1.0)
 FILES, BEHAVIOUR = "01_config_inspection", ("02_manual_forward", "03_acceptance", "04_capture_diff")
 
 
+_Records = Mapping[str, Mapping[str, Any]]
 _Found = list[tuple[str, Mapping[str, Any]]]  # findings of one cause, each with its notebook
 
 
@@ -73,7 +74,7 @@ def verdict(records: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]
                 by_cause.setdefault(_cause(finding["kind"]), []).append((stem, finding))
     diagnosis = tuple(sorted((_diagnose(found) for found in _without_guesses(by_cause).values()), key=_rank))
     healthy = _healthy(diagnosis, records)
-    return Verdict(diagnosis, healthy, _next_step(diagnosis, healthy, missing))
+    return Verdict(diagnosis, healthy, _next_step(diagnosis, healthy, records, missing))
 
 
 def _without_guesses(by_cause: dict[str, _Found]) -> dict[str, _Found]:
@@ -101,7 +102,9 @@ def _diagnose(found: _Found) -> Diagnosis:
         evidence=" ".join(f"[{stem[:2]}] {finding['evidence']}" for stem, finding in found),
         consequence=best["consequence"],
         remedy=best["remedy"],
-        edits=tuple(Edit(**edit) for edit in best.get("edits", ())),
+        edits=tuple(
+            Edit(e["where"], e["key"], e.get("value")) for e in best.get("edits", ()) if {"where", "key"} <= e.keys()
+        ),
         notebooks=tuple(strongest),
     )
 
@@ -115,14 +118,31 @@ def _among(kind: str, families: Iterable[str]) -> bool:
     return any(kind == family or kind.startswith(family + ".") for family in families)
 
 
-def _healthy(diagnosis: tuple[Diagnosis, ...], records: Mapping[str, Mapping[str, Any]]) -> bool | None:
+def _healthy(diagnosis: tuple[Diagnosis, ...], records: _Records) -> bool | None:
+    """Healthy needs both: files that agree, and a draft that was seen to behave."""
     if diagnosis:
         return False
-    behaved = [stem for stem in BEHAVIOUR if stem in records and records[stem]["status"] == "finished"]
-    return True if FILES in records and behaved else None
+    files = FILES in records and records[FILES]["status"] == "finished"
+    return True if files and any(conclusive(stem, records[stem]) for stem in BEHAVIOUR if stem in records) else None
 
 
-def _next_step(diagnosis: tuple[Diagnosis, ...], healthy: bool | None, missing: Mapping[str, str]) -> str:
+def conclusive(stem: str, record: Mapping[str, Any]) -> bool:
+    """Whether this record shows that the draft behaves: predicts well, is accepted, is fed what it was trained on."""
+    results = record.get("results") or {}
+    match stem[:2]:
+        case "02":
+            return results.get("answer") == "sound"
+        case "03":
+            return any(source.get("kind") == "engine" for source in results.get("sources") or ())
+        case "04":
+            pairs = [(s.get("boundary"), s.get("expected_boundary")) for s in results.get("streams") or ()]
+            return bool(pairs) and all(found is not None and found == wanted for found, wanted in pairs)
+    return False
+
+
+def _next_step(
+    diagnosis: tuple[Diagnosis, ...], healthy: bool | None, records: _Records, missing: Mapping[str, str]
+) -> str:
     if diagnosis:
         first = diagnosis[0]
         others = len(diagnosis) - 1
@@ -130,6 +150,13 @@ def _next_step(diagnosis: tuple[Diagnosis, ...], healthy: bool | None, missing: 
         return f"{first.kind}: {first.remedy}{also}"
     unseen = [stem for stem in (FILES, *BEHAVIOUR) if stem in missing]
     if healthy:
-        looked = f" {', '.join(unseen)} did not run, so that side was not looked at." if unseen else ""
-        return f"Nothing to mend: the draft is served as it was trained.{looked}"
-    return f"Too little was looked at to say. Run {', '.join(unseen)} with the same run_dir."
+        served = any(stem in records and conclusive(stem, records[stem]) for stem in BEHAVIOUR[1:])
+        words = "the draft is served as it was trained" if served else "the draft predicts well and its files agree"
+        looked = f" Not looked at: {', '.join(unseen)}." if unseen else ""
+        return f"Nothing to mend: {words}.{looked}"
+    vague = [stem for stem in (FILES, *BEHAVIOUR) if stem in records]
+    tried = (
+        f" {', '.join(vague)} ran and did not settle it: give them more samples or what they lacked." if vague else ""
+    )
+    run = f" Run {', '.join(unseen)} with the same run_dir." if unseen else ""
+    return f"Too little was looked at to say.{tried}{run}"

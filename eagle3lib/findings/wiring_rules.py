@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eagle3lib.findings.capture_rules import _difference, _ids_remedy
 from eagle3lib.findings.finding import Edit, Finding
+from eagle3lib.findings.rule import Inspection
+from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.rates import Rate
-from eagle3lib.measuring.wiring_search import GOOD_FIRST, Candidate, Search
+from eagle3lib.measuring.wiring_search import GOOD_FIRST, Candidate, Material, Search
 
 #: The draft vocabulary may miss this share of what the target says before it is worth a warning.
 MAX_MISSED = 0.05
@@ -77,16 +79,91 @@ def _switch_remedy(field: str, switch: str, wanted: Any) -> tuple[str, tuple[Edi
 
 
 def _undertrained(best: Candidate) -> Finding:
-    first = best.conditional_depth1
+    return _poor(best.conditional_depth1, f"Under the best wiring tried ({best.change})")
+
+
+def _poor(first: Rate, under: str) -> Finding:
     return Finding(
         "quality.undertrained",
         "warning",
         "the draft's weights",
-        f"Under the best wiring tried ({best.change}) the first position is right in {_share(first)} of all "
-        f"starts, below {GOOD_FIRST:.0%}.",
+        f"{under} the first position is right in {_share(first)} of all starts, below {GOOD_FIRST:.0%}.",
         "No setting of the engine can make this draft accept more than it predicts.",
         "Train longer or on more varied text of the kind that is served; then run this notebook again.",
     )
+
+
+def measured_wiring(inspection: Inspection, materials: Sequence[Material]) -> tuple[Wiring, str]:
+    """The wiring to measure, and in words what it is.
+
+    As the engine serves it where its boundaries' states are at hand. Files of a large target often hold the states
+    that the draft was trained on and no other: then the samples' own boundaries.
+
+    Raises:
+        InputError: neither is possible.
+    """
+    first = materials[0]
+    configured = inspection.served.wiring or inspection.trained.wiring
+    if configured is not None and set(configured.boundaries) <= set(first.states):
+        known = first.sample.states is None or first.sample.boundaries
+        return configured, "as configured" if known else "as configured; the samples do not name their boundaries"
+    named = first.sample.boundaries
+    if named is None:
+        return inspection.runnable_wiring, "as configured"
+    switches = inspection.served.wiring or inspection.trained.switches
+    return switches.but(boundaries=named), "on the samples' own boundaries; the captured ones are not at hand"
+
+
+def sample_findings(inspection: Inspection, measured: Wiring, first: Rate) -> list[Finding]:
+    """The samples hold other states than the engine captures: an error where the draft predicts well on them.
+
+    ``first``: the first position right, under the samples' boundaries.
+    """
+    captured, target = inspection.captured_boundaries, inspection.target
+    if target is None or captured is None or captured == measured.boundaries or inspection.served.captured.problems:
+        return []  # where the engine cannot capture them at all, notebook 01 says it
+    good = first.value is not None and (first.ci[0] if first.ci else first.value) >= GOOD_FIRST
+    same = len(captured) == len(measured.boundaries)
+    kind = _difference(list(captured), list(measured.boundaries), target.layers) if same else "aux.count"
+    remedy, edits = _ids_remedy(measured.boundaries, target.family, target.layers, inspection.served.version)
+    return [
+        Finding(
+            kind or "aux.order",
+            "error" if good else "warning",
+            "eagle_config.eagle_aux_hidden_state_layer_ids",
+            f"The samples hold boundaries {list(measured.boundaries)}, on which the first position is right in "
+            f"{_share(first)}; the engine captures {list(captured)}.",
+            "fc reads states it was not trained on: next to nothing is accepted, whatever the flags.",
+            remedy,
+            edits if good else (),
+        )
+    ]
+
+
+def conclusion(
+    search: Search | None, found: Sequence[Finding], measured: Wiring, materials: Sequence[Material]
+) -> tuple[str, tuple[int, ...] | None]:
+    """Notebook 02's answer, and the boundaries these weights were trained on where that is sure.
+
+    What the samples' own boundaries showed counts beside the search. Files that do not name their boundaries make
+    nothing sure about them.
+    """
+    shown = any(finding.kind.startswith("aux.") and finding.severity == "error" for finding in found)
+    sample = materials[0].sample
+    if shown and (search is None or search.answer == "sound"):
+        return "wiring", measured.boundaries
+    if search is None:
+        return "undecided", None
+    named = sample.states is None or sample.boundaries is not None
+    return search.answer, search.trained_boundaries if named else None
+
+
+def accuracy_findings(first: Rate) -> list[Finding]:
+    """``quality.undertrained`` from the first position alone, where no wiring was searched."""
+    surely = first.ci[1] if first.ci else first.value
+    if surely is None or surely >= GOOD_FIRST:
+        return []
+    return [_poor(first, "As configured")]
 
 
 def coverage_findings(coverage: Rate) -> list[Finding]:

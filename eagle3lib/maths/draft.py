@@ -39,7 +39,7 @@ def _silent(name: str, value: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Chains:
-    """What the draft proposes from many starts at once.
+    """What the draft proposes from many starts at once; on the CPU, where it is counted.
 
     ``starts [S]``: start t knows token t + 1. ``proposed [depths, S]``: target ids for tokens t + 2 and on.
     ``margins [depths, S]``: gap between the two best logits.
@@ -78,7 +78,6 @@ def forward(
     Raises:
         InputError: shapes do not fit, or the wiring asks for weights that the draft does not have.
     """
-    tokens = torch.as_tensor(tokens, device=draft.norm.device)
     weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
     hidden = combine(draft, wiring, states)
     proposed, margins = [], []
@@ -86,8 +85,8 @@ def forward(
         best, margin = head(_before_head(draft, wiring, state), weight)
         proposed.append(best if ids is None else ids[best])
         margins.append(margin)
-    starts = torch.arange(first, first + len(proposed[0]), device=tokens.device)
-    return Chains(torch.stack(proposed), starts, torch.stack(margins))
+    starts = torch.arange(first, first + len(proposed[0]))
+    return Chains(torch.stack(proposed).cpu(), starts, torch.stack(margins).cpu())
 
 
 def combine(draft: Draft, wiring: Wiring, states: Tensor, note: Note = _silent) -> Tensor:
@@ -135,6 +134,7 @@ def depth_states(
     ``hidden [T, H]`` is ``combine``'s. Rows ``first .. T - 2`` are given, less those that a negative
     ``wiring.shift`` leaves without a state.
     """
+    tokens = torch.as_tensor(tokens, device=hidden.device)
     if len(hidden) != len(tokens):
         raise InputError("states", f"{len(hidden)} rows for {len(tokens)} tokens", "as many rows as tokens")
     rows = len(tokens) - 1 + min(wiring.shift, 0)

@@ -93,6 +93,7 @@ class Draft:
             InputError: a tensor is missing or has another shape than the config says, or the draft has a
                 feature that this library does not compute.
         """
+        _check_device(device)
         config = DraftConfig.open(folder)
         where = Path(folder).name
         if config.mla or "kv_lora_rank" in config.raw:
@@ -150,6 +151,9 @@ class _Tensors:
             expected = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
             raise InputError(f"{self.where}: {self.names[name]}", list(found), expected)
         tensor = self.checkpoint.tensor(self.names[name])
+        if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
+            cure = "export or train the draft again; such weights predict nothing"
+            raise InputError(f"{self.where}: {self.names[name]}", "NaN or Inf", "finite weights", cure)
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else torch.int64)
 
     def need(self, name: str, shape: tuple[int | None, ...]) -> Tensor:
@@ -186,6 +190,14 @@ def _layer(tensors: _Tensors, index: int, width: int, q_out: int, kv_out: int) -
         q_norm=tensors.get(f"{at}self_attn.q_norm.weight", (None,)),
         k_norm=tensors.get(f"{at}self_attn.k_norm.weight", (None,)),
     )
+
+
+def _check_device(device: str | torch.device) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without CUDA
+        reason = str(error).splitlines()[0][:120]
+        raise InputError("device", f"{device} ({reason})", "a device of this machine", "cpu works everywhere") from None
 
 
 def _canonical(name: str) -> str:

@@ -7,6 +7,7 @@ block, never from ``output_hidden_states``, whose last entry is already normed.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -78,7 +80,8 @@ def target_states(
     if not wanted or not all(0 <= k <= config.layers for k in wanted):
         raise InputError("boundaries", wanted, f"some of 0 to {config.layers}")
     if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
-        raise InputError("input_ids", f"{len(ids)} ids", f"ids of a vocabulary of {config.vocab_size}")
+        found = f"ids from {int(ids.min())} to {int(ids.max())}" if len(ids) else "no ids"
+        raise InputError("input_ids", found, f"ids of the target's vocabulary, 0 to {config.vocab_size - 1}")
     if cache_dir is None:
         states = _run(_model(str(folder), dtype), ids)
         return torch.stack([states[k] for k in wanted], dim=1)
@@ -128,11 +131,30 @@ def greedy(
 def _model(folder: str, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
+    _check_fits(Path(folder), dtype)
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
-    except (OSError, ValueError, KeyError) as error:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(Path(folder).name, reason, "a target that transformers can load") from error
+    if missing := sorted(loading["missing_keys"]):  # transformers fills them with random numbers
+        found = f"{len(missing)} tensors missing, {missing[0]} among them"
+        cure = "give the whole target, or samples that hold its states: then only embedding and head are read"
+        raise InputError(Path(folder).name, found, "all weights of the target", cure)
+    return model.eval()
+
+
+def _check_fits(folder: Path, dtype: torch.dtype) -> None:
+    """Running out of memory kills the process and cannot be caught, so it is told before."""
+    values = sum(math.prod(info.shape) for info in Checkpoint.open(folder).tensors.values())
+    needed, free = values * dtype.itemsize, psutil.virtual_memory().available
+    if needed > free:
+        raise InputError(
+            folder.name, f"{needed / 1e9:.0f} GB of weights in {dtype}", f"less than the free {free / 1e9:.0f} GB",
+            "give samples that hold the target's states: then only its embedding and head are read",
+        )  # fmt: skip
 
 
 @torch.inference_mode()

@@ -37,8 +37,10 @@ class Acceptance:
     verify_steps: int | None = None
     histogram: tuple[int, ...] | None = None
     accept_length: Rate | None = None
-    marginal: tuple[Rate, ...] | None = None
-    conditional: tuple[Rate | None, ...] | None = None  #: ``None`` at positions never reached
+    #: ``None`` at positions never reached, or of which the source does not tell.
+    marginal: tuple[Rate | None, ...] | None = None
+    conditional: tuple[Rate | None, ...] | None = None
+    accuracy: tuple[Rate, ...] | None = None  #: right with the true tokens fed, whatever came before
     accept_rate: Rate | None = None
     #: Completion tokens / verify steps (SGLang's ``spec_accept_length``): with the token sampled at
     #: prefill, and without what a stop or the length limit cut.
@@ -141,8 +143,8 @@ def from_report(
 def from_training(report: TrainingReport, num_steps: int | None = None) -> Acceptance:
     """A trainer's accuracies read as acceptance: values whose counts it does not give."""
 
-    def plain(values: Sequence[float] | None) -> tuple[Rate, ...] | None:
-        return None if values is None else tuple(_value(value) for value in values)
+    def plain(values: Sequence[float | None] | None) -> tuple[Rate | None, ...] | None:
+        return None if values is None else tuple(None if value is None else _value(value) for value in values)
 
     length = report.accept_length(num_steps)
     return Acceptance(
@@ -152,6 +154,7 @@ def from_training(report: TrainingReport, num_steps: int | None = None) -> Accep
         accept_length=None if length is None else _value(length),
         marginal=plain(report.marginal),
         conditional=plain(report.conditional),
+        accuracy=tuple(map(_value, report.values)) if report.meaning == "accuracy" else None,
     )
 
 
@@ -212,4 +215,4 @@ def _known(numerators: Sequence[int | None], denominators: Sequence[int | None])
 
 def _value(value: float) -> Rate:
     """A value whose counts the source does not give."""
-    return Rate(value, value, 1, None)
+    return Rate(value, None, None, None)

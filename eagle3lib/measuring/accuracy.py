@@ -131,5 +131,6 @@ def trainer_counts(
 def coverage(tokens: Sequence[Tensor], loss_masks: Sequence[Tensor], ids: Tensor | None) -> Rate:
     """The share of generated tokens that the draft vocabulary has; ``ids [V_d]``, ``None``: all of them."""
     said = [sample[mask.bool()] for sample, mask in zip(tokens, loss_masks, strict=True)]
-    inside = [len(s) if ids is None else int(torch.isin(s, ids).sum()) for s in said]
+    words = None if ids is None else ids.cpu()  # the draft's may stand on an accelerator, tokens never do
+    inside = [len(s) if words is None else int(torch.isin(s, words).sum()) for s in said]
     return rate(inside, [len(s) for s in said])

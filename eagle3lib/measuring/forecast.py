@@ -16,7 +16,7 @@ from eagle3lib.measuring.acceptance import Acceptance, from_histograms
 from eagle3lib.measuring.evaluation import Request, evaluate
 from eagle3lib.measuring.prediction import Walk
 from eagle3lib.measuring.wiring_search import Material
-from eagle3lib.reading.samples import Sample
+from eagle3lib.reading.samples import Sample, check_vocab
 
 #: Tokens of the target past a request's end, so that its last verify step can be predicted too.
 BEYOND = 16
@@ -26,18 +26,15 @@ BEYOND = 16
 class Agreement:
     """Verify steps that accept exactly the predicted number of drafts, of all steps compared.
 
-    ``ordered``: the served order of steps was known, so each step was compared with the prediction at its own
-    start; else histograms were compared, request by request. ``left_out``: served steps past the prediction.
+    ``ordered_steps``: those whose place in the request was known, so that each was compared with the prediction
+    at its own start; of the others the request's histogram was compared. ``left_out``: served steps past the
+    prediction.
     """
 
     equal: int
     steps: int
-    ordered: bool
+    ordered_steps: int
     left_out: int
-
-    @property
-    def share(self) -> float | None:
-        return self.equal / self.steps if self.steps else None
 
 
 def continued(samples: Sequence[Sample], target: str | Path, tokens: int = BEYOND) -> list[Sample]:
@@ -55,16 +52,20 @@ def _longer(sample: Sample, words: Sequence[int]) -> Sample:
 
 def material(
     sample: Sample, target: str | Path, tensors: TargetTensors, cache: str | Path,
-    boundaries: Sequence[int] | None = None,
+    boundaries: Sequence[int] | None = None, assumed: Sequence[int] | None = None,
 ) -> Material:  # fmt: skip
     """A sample with its states: those in its file, else computed from the target and kept in ``cache``.
 
-    ``boundaries``: those wanted, all where left out; for a sample with states in its file, the ones they are.
+    Args:
+        boundaries: those to compute, all where left out.
+        assumed: what the states of a file are that does not name their boundaries; without it such a file is
+            refused, for states under a wrong name give wrong numbers.
     """
+    check_vocab(sample, tensors.embedding.shape[0])
     if sample.states is None:
         states = target_states(target, sample.input_ids, boundaries, cache)
         return Material.of(sample, states, boundaries or range(states.shape[1]), tensors.embedding)
-    known = sample.boundaries or boundaries
+    known = sample.boundaries or assumed
     if known is None or len(known) != sample.states.shape[1]:
         raise InputError(
             sample.name, f"{sample.states.shape[1]} states at unknown boundaries", "their boundaries",
@@ -89,27 +90,28 @@ def predicted(requests: Sequence[Request], num_steps: int, source: str = "offlin
     )  # fmt: skip
 
 
-def agreement(walks: Sequence[Walk], served: Sequence[Sequence[int]], ordered: bool) -> Agreement:
+def agreement(walks: Sequence[Walk], served: Sequence[tuple[Sequence[int] | None, Sequence[int]]]) -> Agreement:
     """Compare request by request.
 
     Args:
-        served: drafts accepted in each verify step, in order if ``ordered``; else each request's histogram.
+        served: drafts accepted in each verify step in order, ``None`` where the order is not known, and the
+            request's histogram.
     """
-    equal = steps = left_out = 0
-    for walk, request in zip(walks, served, strict=True):
-        if ordered:
-            forecasts, at = dict(zip(walk.starts, walk.accepted, strict=True)), 0
-            last = walk.starts[-1] if walk.starts else -1
-            for accepted in request:
-                if at > last and not walk.complete:
-                    left_out += 1
-                else:
-                    steps += 1
-                    equal += forecasts.get(at) == accepted
-                at += accepted + 1
-        else:
-            forecast_counts = [walk.accepted.count(j) for j in range(len(request))]
-            equal += sum(min(pair) for pair in zip(request, forecast_counts, strict=True))
-            left_out += 0 if walk.complete else 1
-            steps += sum(request) - (0 if walk.complete else 1)
+    equal = steps = ordered = left_out = 0
+    for walk, (in_order, histogram) in zip(walks, served, strict=True):
+        if in_order is None:
+            forecast_counts = [walk.accepted.count(j) for j in range(len(histogram))]
+            equal += sum(min(pair) for pair in zip(histogram, forecast_counts, strict=True))
+            left_out += not walk.complete
+            steps += sum(histogram) - (not walk.complete)
+            continue
+        forecasts, at = dict(zip(walk.starts, walk.accepted, strict=True)), 0
+        last = walk.starts[-1] if walk.starts else -1
+        for accepted in in_order:
+            if at > last and not walk.complete:
+                left_out += 1
+            else:
+                steps, ordered = steps + 1, ordered + 1
+                equal += forecasts.get(at) == accepted
+            at += accepted + 1
     return Agreement(equal, steps, ordered, left_out)

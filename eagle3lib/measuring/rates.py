@@ -18,11 +18,14 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Rate:
-    """``numerator / denominator`` over all requests; ``ci``: 95 % interval, ``None`` for one request."""
+    """``numerator / denominator`` over all requests; ``ci``: 95 % interval, ``None`` for one request.
+
+    Without counts it is a value that a source states and does not account for.
+    """
 
     value: float | None
-    numerator: float
-    denominator: float
+    numerator: float | None
+    denominator: float | None
     ci: tuple[float, float] | None
 
     def to_json(self) -> dict[str, Any]:

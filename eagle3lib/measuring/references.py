@@ -38,8 +38,13 @@ def from_target(captures: Sequence[Capture], target: str | Path, cache: str | Pa
     return References(tuple(states))
 
 
-def from_samples(captures: Sequence[Capture], path: str | Path, hidden: int) -> References:
-    """States of the samples that begin with each capture's tokens: for a target too large to run here."""
+def from_samples(
+    captures: Sequence[Capture], path: str | Path, hidden: int, *, layers: int | None = None
+) -> References:
+    """States of the samples that begin with each capture's tokens: for a target too large to run here.
+
+    ``layers``: the target's, so that a last state without the final norm has its boundary; else it is left out.
+    """
     samples = list(read_samples(path, hidden))
     found = [_sample_of(capture, samples) for capture in captures]
     states: list[Mapping[Boundary, Tensor]] = []
@@ -49,22 +54,31 @@ def from_samples(captures: Sequence[Capture], path: str | Path, hidden: int) -> 
             raise InputError(sample.name, "no states at named boundaries", "aux_hidden_states with boundaries", cure)
         by_boundary: dict[Boundary, Tensor] = dict(zip(sample.boundaries, sample.states.unbind(1), strict=True))
         if sample.last_hidden_state is not None:
-            by_boundary["final_norm" if sample.last_is_normed else "last"] = sample.last_hidden_state
+            last = "final_norm" if sample.last_is_normed else layers
+            if last is not None:
+                by_boundary.setdefault(last, sample.last_hidden_state)
         states.append(by_boundary)
     return References(tuple(states), found[0].boundaries)
 
 
 def expected_boundaries(
-    given: Sequence[int], references: References, record: Mapping[str, Any] | None, config: Sequence[int] | None
+    given: Sequence[int],
+    references: References,
+    record: Mapping[str, Any] | None,
+    config: Sequence[int] | None,
+    *,
+    slots: int | None = None,
 ) -> tuple[tuple[int, ...] | None, str]:
     """The boundaries the draft was trained on and who says so; the first that knows is believed.
 
-    ``record``: notebook 02's, if there is one; ``config``: what the config means under its trainer's numbering.
+    ``record``: notebook 02's, if there is one; ``config``: what the config means under its trainer's numbering;
+    ``slots``: how many streams were captured, for samples may hold more states than the draft reads.
     """
+    named = references.named if slots is None or len(references.named or ()) == slots else None
     tested = ((record or {}).get("results") or {}).get("best_boundaries")
     for boundaries, why in (
         (given, "the parameter trained_boundaries"),
-        (references.named, "the reference samples' metadata"),
+        (named, "the reference samples' metadata"),
         (tested, "notebook 02: the boundaries under which these weights predict best"),
         (config, "the draft's config, under its trainer's numbering"),
     ):

@@ -20,16 +20,24 @@ STAGES = ("fc", "qkv_input", "attention_output", "residual", "norm")
 def replay(captures: Sequence[Capture], draft: Draft, wiring: Wiring) -> list[StageDiff]:
     """Every stage of depth 1 that a capture holds, against ours on the same states and tokens.
 
-    Empty where the captures hold inputs of ``fc`` alone. The states come from the capture, so that what differs
-    here differs inside the draft and not in what it was fed.
+    Empty where the captures hold inputs of ``fc`` alone, or of another width than ``fc`` has, or lack rows. The states
+    come from the capture, so that what differs here differs inside the draft and not in what it was fed.
     """
-    usable = [capture for capture in captures if "embedded_ids" in capture.stages]
+    width = draft.fc.weight.shape[1]
+    usable = [
+        c for c in captures if "embedded_ids" in c.stages and c.aux_hidden_states.shape[-1] == width and _whole(c)
+    ]
     names = [name for name in STAGES if usable and all(name in capture.stages for capture in usable)]
     if not names:
         return []
     ours = [_stages(capture, draft, wiring) for capture in usable]
     theirs = {name: torch.cat([capture.stages[name] for capture in usable]) for name in names}
     return compare_stages(theirs, {name: torch.cat([stages[name] for stages in ours]) for name in names}, names)
+
+
+def _whole(capture: Capture) -> bool:
+    """Every stage has a row for every position; a truncated capture is told by ``capture_findings``."""
+    return {len(rows) for rows in capture.stages.values()} == {len(capture.positions)}
 
 
 def _stages(capture: Capture, draft: Draft, wiring: Wiring) -> Mapping[str, Tensor]:

@@ -50,13 +50,12 @@ def forecast_served(
         walks = [request.walks[num_steps - 1] for request in requests]
         histograms = [request.histogram or () for request, _ in pairs]
         steps = [request.steps for request, _ in pairs]
-        ordered = None not in steps
         whole = [i for i, walk in enumerate(walks) if walk.complete]
         found.append(
             ServedForecast(
                 report.source,
                 predicted(requests, num_steps, f"predicted for {report.source}"),
-                agreement(walks, steps if ordered else histograms, ordered),
+                agreement(walks, list(zip(steps, histograms, strict=True))),
                 tuple(walks[i].histogram(num_steps) for i in whole),
                 tuple(histograms[i] for i in whole),
             )

@@ -18,8 +18,8 @@ RANKS = (2, 4, 8)
 MIN_POSITIONS = 4
 #: A stream is a state when it is this near to it, ...
 MAX_ERROR = 0.2
-#: ... and this much nearer than to any other. States within a block lie halfway between two boundaries and
-#: fail here.
+#: ... and this much nearer than to any other, unless it is the one expected there. States within a block lie
+#: halfway between two boundaries and fail here.
 MAX_ERROR_TO_RUNNER_UP = 0.5
 
 
@@ -76,14 +76,15 @@ def match_streams(
     matches = []
     for stream in range(streams[0].shape[1]):
         rows = [request[:, stream].float() for request in streams]
+        should_be = expected[stream] if expected is not None and stream < len(expected) else None
         best, other = _best(rows, references, positions, SHIFTS[:1])
-        fitting, scale = _fitting(best, other), 1.0
+        fitting, scale = _fitting(best, other, should_be), 1.0
         if not fitting:
             best, other = _best(rows, references, positions, SHIFTS)
-            fitting = _fitting(best, other)
+            fitting = _fitting(best, other, should_be)
         for ranks in () if fitting else RANKS:
             whole, next_best = _best([request * ranks for request in rows], references, positions, SHIFTS[:1])
-            if _fitting(whole, next_best):
+            if _fitting(whole, next_best, should_be):
                 best, other, scale = whole, next_best, 1 / ranks
                 break
         matches.append(
@@ -97,7 +98,7 @@ def match_streams(
                 runner_up_cosine=other.cosine,
                 nearest=best.boundary,
                 scale=scale,
-                expected_boundary=expected[stream] if expected is not None and stream < len(expected) else None,
+                expected_boundary=should_be,
             )
         )
     return matches
@@ -145,8 +146,10 @@ def _best(
     return fits[0], others[0]
 
 
-def _fitting(best: _Fit, other: _Fit) -> bool:
-    return best.error <= MAX_ERROR and best.error <= MAX_ERROR_TO_RUNNER_UP * other.error
+def _fitting(best: _Fit, other: _Fit, expected: Boundary | None) -> bool:
+    """Near, and nearer than any other: where the nearest is the expected one, alike neighbours are no doubt."""
+    told_apart = best.boundary == expected or best.error <= MAX_ERROR_TO_RUNNER_UP * other.error
+    return best.error <= MAX_ERROR and told_apart
 
 
 def _fits(

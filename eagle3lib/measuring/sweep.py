@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,8 @@ from eagle3lib.reading.points import OFF, Point, Setting, Status
 #: With a single measurement each there is no interval: a speed-up must then exceed what runs differ by
 #: anyway.
 UNREPEATED_MARGIN = 1.05
+#: The sweep's note on a point that the engine served under another setting than the one asked for.
+_SERVED_AS = re.compile(r"served as (\d+)/(\d+)/(\d+)")
 
 
 @dataclass(frozen=True)
@@ -62,29 +65,63 @@ class Summary:
 
 
 def summarise(points: Sequence[Point]) -> list[Summary]:
-    """One summary per setting and load, in the order in which they first appear."""
+    """One summary per setting as served and load, in the order in which they first appear."""
     groups: dict[tuple[Setting, int], list[Point]] = defaultdict(list)
-    for point in points:
+    for point in map(_as_served, points):
         groups[point.setting, point.concurrency].append(point)
     return [_summary(group, groups.get((OFF, concurrency), [])) for (_, concurrency), group in groups.items()]
 
 
-def recommend(summaries: Sequence[Summary]) -> dict[str, dict[str, int] | Literal["off"]]:
-    """By load, the fastest setting that is shown to be faster than no speculation; else ``"off"``."""
-    recommendation: dict[str, dict[str, int] | Literal["off"]] = {}
+def recommend(summaries: Sequence[Summary]) -> dict[str, dict[str, int] | Literal["off"] | None]:
+    """By load, the fastest setting that is shown to be faster than no speculation; else ``"off"``.
+
+    ``None`` where no setting was measured beside no speculation: nothing is known of such a load.
+    """
+    recommendation: dict[str, dict[str, int] | Literal["off"] | None] = {}
     for concurrency in sorted({summary.concurrency for summary in summaries}):
-        paying = [summary for summary in summaries if summary.concurrency == concurrency and summary.pays]
+        compared = [s for s in summaries if s.concurrency == concurrency and s.setting != OFF and s.speedup is not None]
+        paying = [summary for summary in compared if summary.pays]
         best = max(paying, key=lambda summary: summary.tokens_per_second or 0.0, default=None)
         names = ("num_steps", "topk", "num_draft_tokens")
-        recommendation[str(concurrency)] = "off" if best is None else dict(zip(names, best.setting, strict=True))
+        said = None if best is None else dict(zip(names, best.setting, strict=True))
+        recommendation[str(concurrency)] = said or ("off" if compared else None)
     return recommendation
 
 
+def _as_served(point: Point) -> Point:
+    """A measured point under the setting it was served as, with a note where that is not the one asked for.
+
+    The sweep notes what the server made of the setting; other sources do not, but with topk 1 the engine always
+    drafts a chain of num_steps + 1 tokens.
+    """
+    if point.status != "ok" or point.setting == OFF:
+        return point
+    steps, topk, tokens = point.setting
+    if noted := _SERVED_AS.search(point.reason):
+        steps, topk, tokens = map(int, noted.groups())
+    elif topk == 1:
+        tokens = steps + 1
+    if (steps, topk, tokens) == point.setting or 0 in (steps, topk, tokens):
+        return point
+    note = f"asked for {'/'.join(map(str, point.setting))}, served as {steps}/{topk}/{tokens}"
+    return replace(point, num_steps=steps, topk=topk, num_draft_tokens=tokens, reason=note)
+
+
+def _by_repeat(points: Sequence[Point]) -> dict[int, float]:
+    """Speeds by repeat; where two settings were served as the same one, the second's repeats count on."""
+    speeds: dict[int, float] = {}
+    for point in points:
+        if point.tokens_per_second:
+            repeat = point.repeat if point.repeat not in speeds else max(speeds) + 1
+            speeds[repeat] = point.tokens_per_second
+    return speeds
+
+
 def _summary(group: Sequence[Point], baseline: Sequence[Point]) -> Summary:
-    measured = {point.repeat: point.tokens_per_second for point in group if point.tokens_per_second}
-    off = {point.repeat: point.tokens_per_second for point in baseline if point.tokens_per_second}
+    measured, off = _by_repeat(group), _by_repeat(baseline)
     lengths = [point.accept_length for point in group if point.accept_length is not None]
     bad = next((point for point in group if point.status != "ok"), group[0])
+    notes = dict.fromkeys(point.reason for point in group if point.reason)  # a failure, and how it was served
     speeds = list(measured.values())
     speedup = float(np.mean(speeds) / np.mean(list(off.values()))) if speeds and off else None
     return Summary(
@@ -97,7 +134,7 @@ def _summary(group: Sequence[Point], baseline: Sequence[Point]) -> Summary:
         speedup_ci=None if group[0].setting == OFF else _ratio_interval(measured, off),
         repeats=len(speeds),
         status="ok" if speeds else bad.status,
-        reason=bad.reason,
+        reason="; ".join(notes),
     )
 
 

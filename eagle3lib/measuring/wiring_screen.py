@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft, combine, depth_states, head_weight, target_ids
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.wiring import Wiring
@@ -45,7 +46,10 @@ class Material:
         return cls(sample, by_boundary)
 
     def stack(self, boundaries: Sequence[int]) -> Tensor:
-        """``[T, K, H_t]`` in that order."""
+        """``[T, K, H_t]`` in that order. Raises ``InputError`` where one of them is not at hand."""
+        if missing := [k for k in boundaries if k not in self.states]:
+            cure = "give samples of token ids and a target that can run here, or samples with these states"
+            raise InputError(self.sample.name, f"no states at {missing}", f"states at {list(boundaries)}", cure)
         return torch.stack([self.states[k] for k in boundaries], dim=1)
 
     def part(self) -> Material:
@@ -138,15 +142,16 @@ class Screen:
             if without is not None:
                 stack[:, without] = 0
             return combine(self.draft, wiring, stack)
-        width = self.draft.fc.weight.shape[1] // self.draft.slots
-        hidden = torch.zeros(1) if self.draft.fc.bias is None else self.draft.fc.bias
+        weight, bias = self.draft.fc.weight, self.draft.fc.bias
+        width = weight.shape[1] // self.draft.slots
+        hidden = weight.new_zeros(()) if bias is None else bias
         for slot, boundary in enumerate(wiring.boundaries):
             key = (part, slot, boundary, wiring.fc_norm)
             if key not in self.projected:
                 state = states[boundary].to(self.draft.norm.device, self.draft.norm.dtype)
                 if wiring.fc_norm:
                     state = rms_norm(state, self.draft.slot_norms[slot], self.draft.eps)
-                columns = self.draft.fc.weight[:, slot * width : (slot + 1) * width]
+                columns = weight[:, slot * width : (slot + 1) * width]
                 self.projected[key] = torch.nn.functional.linear(state, columns)
             if slot != without:
                 hidden = hidden + self.projected[key]

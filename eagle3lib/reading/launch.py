@@ -163,7 +163,8 @@ class Launch:
                 raise ValueError
             return kind(value)
         except (ValueError, OverflowError):
-            raise InputError(f"launch: --{name.replace('_', '-')}", repr(value)[:80], words) from None
+            found = "no value" if value is True else repr(value)[:80]
+            raise InputError(f"launch: --{name.replace('_', '-')}", found, words) from None
 
 
 def _name(flag: str) -> str:
@@ -225,6 +226,8 @@ def _line(text: str) -> Launch:
     program = next(
         (name for name in ("vllm", "sglang") if any(re.search(rf"(^|[/.]){name}($|[./])", word) for word in words)), ""
     )
+    if not (flags or env or program):
+        raise InputError("launch", f"{text.strip()!r}"[:80], "a server's command line, or its flags (--name value)")
     notes = []
     if program == "vllm" or "speculative_config" in flags:
         program = "vllm"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eagle3lib.errors import InputError
+from eagle3lib.reading.files import read_text
 
 Status = Literal["ok", "failed", "refused"]
 Setting = tuple[int, int, int]  # num_steps, topk, num_draft_tokens
@@ -52,7 +53,7 @@ def read_points(path: str | Path) -> list[Point]:
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
         raise InputError("points", f"nothing at {path.name}", "JSONL or CSV of finished points")
-    points = [point for file in files for point in parse_points(file.read_text(), file.name)]
+    points = [point for file in files for point in parse_points(read_text(file), file.name)]
     if not points:
         raise InputError(f"points {path.name}", "no point", "one point a line")
     return _numbered(points)

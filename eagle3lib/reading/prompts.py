@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lib.errors import InputError
+from eagle3lib.reading.files import read_text
 
 FORMS = ("messages", "text", "input_ids")
 
@@ -33,8 +34,9 @@ def read_prompts(path: str | Path, target: str | Path | None = None) -> list[Pro
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError("prompts", f"no file {path.name}", "a JSONL file, one request a line")
-    lines = [(number, line) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
+        found = f"no file {path.name}" if path.name else "nothing"
+        raise InputError("prompts", found, "a JSONL file, one request a line")
+    lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), 1) if line.strip()]
     if not lines:
         raise InputError(path.name, "no request", "one request a line")
     return [_parse(f"{path.name} line {number}", line, target) for number, line in lines]

@@ -93,6 +93,7 @@ class Samples:
     path: Path
     target_width: int | None = None
     limit: int | None = None
+    vocab: int | None = None
     refused: dict[str, InputError] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Sample]:
@@ -103,6 +104,8 @@ class Samples:
                 return
             try:
                 sample = make()
+                if self.vocab:
+                    check_vocab(sample, self.vocab)
             except InputError as error:
                 self.refused[name] = error
                 continue
@@ -119,7 +122,7 @@ class Samples:
             if not file.name.endswith(ENDINGS) or (self.path.is_dir() and file.name in BESIDE):
                 continue
             if file.suffix == ".jsonl":
-                with file.open() as lines:
+                with file.open(encoding="utf-8", errors="replace") as lines:  # a damaged line is no JSON: refused
                     for number, line in enumerate(lines, 1):
                         if line.strip():
                             at = f"{name}:{number}"
@@ -131,15 +134,27 @@ class Samples:
                 )
 
 
-def read_samples(path: str | Path, target_width: int | None = None, limit: int | None = None) -> Samples:
+def read_samples(
+    path: str | Path, target_width: int | None = None, limit: int | None = None, vocab: int | None = None
+) -> Samples:
     """The samples in a folder or file, streaming. ``target_width`` (H_t) decides where shapes do not.
+
+    ``vocab``: the target's vocabulary size; samples with other ids are refused.
 
     Raises:
         InputError: there is no such file or folder.
     """
-    if not Path(path).exists():
-        raise InputError("samples", f"no {path}", "a folder of hidden-state files, or a JSONL file")
-    return Samples(Path(path), target_width, limit)
+    if not str(path) or not Path(path).exists():  # Path("") is the working directory
+        found = f"no {path}" if str(path) else "nothing"
+        raise InputError("samples", found, "a folder of hidden-state files, or a JSONL file")
+    return Samples(Path(path), target_width, limit, vocab)
+
+
+def check_vocab(sample: Sample, vocab: int) -> None:
+    """Raises ``InputError`` where a sample's ids are not of a vocabulary of ``vocab`` tokens."""
+    if (highest := int(sample.input_ids.max())) >= vocab:
+        cure = "use samples made with this target's tokenizer"
+        raise InputError(sample.name, f"token id {highest}", f"ids below the target's vocabulary of {vocab}", cure)
 
 
 def from_tensors(
@@ -164,11 +179,24 @@ def from_tensors(
     if prompt is None:
         said = mask.nonzero().flatten()
         prompt = max(1, int(said[0])) if len(said) else len(ids)  # none: refused below
-    boundaries = json.loads(metadata["boundaries"]) if "boundaries" in metadata else None
     return Sample(
-        name, ids, mask, prompt, metadata.get("category"), states,
-        None if boundaries is None else tuple(boundaries), last, normed, metadata.get("target"), layout,
+        name, ids, mask, prompt, metadata.get("category"), states, _boundaries(name, metadata.get("boundaries")), last,
+        normed, metadata.get("target"), layout,
     )  # fmt: skip
+
+
+def _boundaries(name: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(type(k) is int and k >= 0 for k in found):
+        raise InputError(
+            f"{name} metadata boundaries", repr(text)[:80], "a JSON list of boundaries, such as [2, 15, 27]"
+        )
+    return tuple(found)
 
 
 def _roles(
@@ -212,6 +240,8 @@ def _roles(
 def _from_json(name: str, line: str) -> Sample:
     try:
         record = json.loads(line)
+        if not all(type(token) is int for token in record["input_ids"]):
+            raise TypeError("ids that are no whole numbers")
         ids = torch.tensor(record["input_ids"], dtype=torch.long)
         prompt = int(record["prompt_tokens"])
     except (ValueError, KeyError, TypeError, RuntimeError) as error:

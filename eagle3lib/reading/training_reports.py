@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from eagle3lib.errors import InputError
 
-Meaning = Literal["conditional", "cumulative", "accept_length", "overlap", "ambiguous"]
+#: ``accuracy`` feeds the true tokens and divides by all positions, whatever was right before: only its first
+#: depth is acceptance.
+Meaning = Literal["accuracy", "conditional", "cumulative", "accept_length", "overlap", "ambiguous"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ _IN_DRAFT_VOCAB = "; target = argmax over the draft vocabulary"
 #: (trainer, metric) -> meaning. Sources: SpecForge ``eval/evaluator.py``, ``core/lk_loss.py``; speculators
 #: ``models/eagle3/metrics.py``; EAGLE ``traineagle3/cnets.py``; Model-Optimizer ``eagle_utils.py``.
 METRICS: Mapping[tuple[str, str], Metric] = {
-    ("specforge", "acc"): Metric("conditional", "right at depth d with true tokens fed / all masked-in positions"),
+    ("specforge", "acc"): Metric("accuracy", "right at depth d with true tokens fed / all masked-in positions"),
     ("specforge", "acceptance_rate"): Metric(
         "overlap",
         "sum of min(target, draft) probability at temperature 1, targets in the draft vocabulary only",
@@ -45,9 +47,9 @@ METRICS: Mapping[tuple[str, str], Metric] = {
     ("speculators", "full_acc"): Metric(
         "cumulative", "right at depths 1..d / all positions" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
     ),
-    ("eagle", "acc"): Metric("conditional", "right at depth d and in the draft vocabulary / all masked-in positions"),
+    ("eagle", "acc"): Metric("accuracy", "right at depth d and in the draft vocabulary / all masked-in positions"),
     ("modelopt", "train_acc"): Metric(
-        "conditional", "right at depth d with true tokens fed" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
+        "accuracy", "right at depth d with true tokens fed / all positions" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
     ),
     ("modelopt", "estimated_training_ar"): Metric(
         "accept_length", "1 + a1 + a1 a2 + ..." + _IN_DRAFT_VOCAB, bonus=True, draft_vocab_targets=True
@@ -80,8 +82,10 @@ class TrainingReport:
     draft_vocab_targets: bool
 
     @property
-    def conditional(self) -> tuple[float, ...] | None:
+    def conditional(self) -> tuple[float | None, ...] | None:
         """Right at depth d, given right at all earlier ones; ``None`` where the metric does not tell."""
+        if self.meaning == "accuracy":
+            return (self.values[0], *[None] * (len(self.values) - 1))
         if self.meaning == "conditional":
             return self.values
         if self.meaning == "cumulative":
@@ -90,8 +94,10 @@ class TrainingReport:
         return None
 
     @property
-    def marginal(self) -> tuple[float, ...] | None:
+    def marginal(self) -> tuple[float | None, ...] | None:
         """Right at depths 1..d."""
+        if self.meaning == "accuracy":
+            return self.conditional
         if self.meaning == "cumulative":
             return self.values
         if self.meaning == "conditional":
@@ -99,12 +105,12 @@ class TrainingReport:
         return None
 
     def accept_length(self, num_steps: int | None = None) -> float | None:
-        """Bonus token included, of ``num_steps`` draft tokens; ``None`` where the metric is too short."""
+        """Bonus token included, of ``num_steps`` draft tokens; ``None`` where the metric does not tell."""
         if self.meaning == "accept_length":
             return self.values[0] + (0.0 if self.bonus else 1.0)
-        if self.marginal is None or (num_steps or 0) > len(self.values):
+        if self.meaning == "accuracy" or self.marginal is None or (num_steps or 0) > len(self.values):
             return None
-        return 1.0 + sum(self.marginal[:num_steps])
+        return 1.0 + sum(value or 0.0 for value in self.marginal[:num_steps])
 
 
 def read_training_report(source: str | Path) -> list[TrainingReport]:

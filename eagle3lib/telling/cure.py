@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lib.errors import InputError
+from eagle3lib.findings.edits import apply_edits
 from eagle3lib.findings.finding import Edit
 from eagle3lib.reading.launch import Launch
 from eagle3lib.telling.records import read_record, write_json
@@ -57,32 +58,18 @@ def verdict_edits(source: Path) -> list[Edit]:
 
 
 def write_cured_draft(draft: Path, edits: Sequence[Edit], folder: Path) -> Path:
-    """A copy of the ``draft`` folder with config.json edited; the other files are hard links if possible."""
+    """A copy of the ``draft`` folder with config.json edited as 01 does; the other files are hard links if possible."""
     config_path = draft / "config.json"
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(config_path, error, "the draft's config, to be edited") from None
+    cured = apply_edits(config, edits)
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(draft, folder, copy_function=_link_or_copy)
     (folder / "config.json").unlink()  # a link: writing through it would change the original
-    for edit in edits:
-        _apply(config, edit, config_path)
-    write_json(folder / "config.json", config)
+    write_json(folder / "config.json", cured)
     return folder
-
-
-def _apply(config: dict[str, Any], edit: Edit, where: Path) -> None:
-    *parents, last = edit.key.split(".")
-    inner = config
-    for key in parents:
-        inner = inner.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise InputError(f"{where}: {edit.key}", f"{key} that is no object", "a key inside an object")
-    if edit.value is None:
-        inner.pop(last, None)
-    else:
-        inner[last] = edit.value
 
 
 def _link_or_copy(source: str, target: str) -> None:

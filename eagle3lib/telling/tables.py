@@ -107,9 +107,11 @@ def text(words: str) -> HTML:
 
 
 def rate(value: Rate | None) -> str:
-    """``61.0 % (610 / 1000; 57.2 to 64.9)``."""
+    """``61.0 % (610 / 1000; 57.2 to 64.9)``; the value alone where the source gives no counts."""
     if value is None or value.value is None:
         return NOTHING
+    if value.numerator is None or value.denominator is None:
+        return f"{value.value:.1%}"
     interval = "" if value.ci is None else f"; {value.ci[0]:.1%} to {value.ci[1]:.1%}"
     return f"{value.value:.1%} ({value.numerator:g} / {value.denominator:g}{interval})"
 
@@ -189,8 +191,8 @@ def agreements(forecasts: Sequence[ServedForecast]) -> HTML:
             {
                 "served": each.source,
                 "steps as predicted": f"{each.agreement.equal} of {each.agreement.steps}",
-                "share": None if each.agreement.share is None else f"{each.agreement.share:.2%}",
-                "compared": "step by step" if each.agreement.ordered else "by histogram",
+                "of them compared in order": each.agreement.ordered_steps,
+                "by the request's histogram": each.agreement.steps - each.agreement.ordered_steps,
                 "left out": each.agreement.left_out,
             }
             for each in forecasts
@@ -215,7 +217,7 @@ def captures(found: Sequence[Capture]) -> HTML:
 
 def streams(matches: Sequence[StreamMatch], why: str) -> HTML:
     """Which boundary each stream is, and which it should be."""
-    return table(
+    rows = [
         {
             "stream": match.stream,
             "is boundary": "none" if match.boundary is None else match.boundary,
@@ -228,11 +230,12 @@ def streams(matches: Sequence[StreamMatch], why: str) -> HTML:
             "trained on, says": why,
         }
         for match in matches
-    )
+    ]
+    return table(rows, escape(f"Not compared: {why}."))
 
 
-def stages(diffs: Sequence[StageDiff]) -> HTML:
-    """Ours against the engine's, in execution order."""
+def stages(diffs: Sequence[StageDiff], reason: str = "") -> HTML:
+    """Ours against the engine's, in execution order; ``reason``: why there is none."""
     return table(
         (
             {
@@ -245,7 +248,7 @@ def stages(diffs: Sequence[StageDiff]) -> HTML:
             }
             for diff in diffs
         ),
-        "The capture holds what entered fc alone: nothing inside the draft to compare.",
+        escape(reason) or "The capture holds what entered fc alone: nothing inside the draft to compare.",
     )
 
 
@@ -268,12 +271,11 @@ def sweep(summaries: Sequence[Summary]) -> HTML:
 
 
 def recommendation(by_load: Mapping[str, Any], on_cpu: bool) -> HTML:
-    """The setting to serve at each load."""
-    said = {
-        load: "off" if best == "off" else "/".join(str(best[key]) for key in ("num_steps", "topk", "num_draft_tokens"))
+    """The setting to serve at each load; where nothing was measured beside no speculation, that is said."""
+    words = "; ".join(
+        f"{load} in flight: {'/'.join(map(str, best.values())) if isinstance(best, dict) else best or 'not measured'}"
         for load, best in by_load.items()
-    }
-    words = "; ".join(f"{load} in flight: {best}" for load, best in said.items())
+    )
     remark = (
         " Measured on a CPU, where verifying several tokens costs as much as decoding them one by one: "
         "this says nothing about a GPU."

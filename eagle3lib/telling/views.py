@@ -115,10 +115,10 @@ def inspection_results(inspection: Inspection, corrected: str | None) -> dict[st
     }
 
 
-def wiring(found: Wiring) -> HTML:
-    """Every switch of a wiring."""
-    names = found.__dataclass_fields__
-    return table({"switch": name, "value": getattr(found, name)} for name in names)
+def wiring(found: Wiring, words: str) -> HTML:
+    """Every switch of the wiring that is measured; ``words`` say which it is."""
+    switches = [{"switch": name, "value": getattr(found, name)} for name in found.__dataclass_fields__]
+    return table([{"switch": "measured", "value": words}, *switches])
 
 
 def answer(search: Search | None) -> HTML:

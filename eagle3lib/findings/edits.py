@@ -1,0 +1,54 @@
+"""The edits of remedies, applied to a draft's config: 01's corrected config and a cured run get the same one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eagle3lib.findings.finding import Edit
+from eagle3lib.reading.draft_config import DraftConfig
+
+#: Fields of other programs that say nothing to SGLang once their content stands at the top level.
+_FOREIGN = (
+    "transformer_layer_config",
+    "speculators_config",
+    "speculators_model_type",
+    "speculators_version",
+    "auto_map",
+    "has_no_defaults_at_init",
+    "aux_hidden_states_layer_ids",
+    "eagle_aux_hidden_state_layer_ids",
+)
+
+
+def apply_edits(config: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
+    """A copy of ``config`` with the edits for it made; those of the launch line are passed over.
+
+    Nested fields are moved to the top level, where SGLang reads them, and fields of other programs are left
+    out. Of two edits of one key the first, which is the surer one, has its way.
+    """
+    wanted: dict[str, Any] = {}
+    for edit in edits:
+        if edit.where == "draft config":
+            wanted.setdefault(edit.key, edit.value)
+    after = copy.deepcopy(dict(config))
+    inner = after.get("transformer_layer_config")
+    nested = isinstance(inner, dict)
+    if nested:
+        flat = {key: value for key, value in inner.items() if value is not None}
+        after = {**after, **flat, "tie_word_embeddings": DraftConfig.from_dict(config).tied}
+    if nested or any(key.startswith("eagle_config.eagle_aux") for key in wanted):
+        after = {key: value for key, value in after.items() if key not in _FOREIGN}
+    for dotted, value in wanted.items():
+        *folders, key = dotted.split(".")
+        place = after
+        for folder in folders:
+            if not isinstance(place.get(folder), dict):
+                place[folder] = {}
+            place = place[folder]
+        if value is None:
+            place.pop(key, None)
+        else:
+            place[key] = value
+    return after

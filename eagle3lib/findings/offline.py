@@ -1,0 +1,69 @@
+"""What notebook 03 can predict from the inputs at hand; what is missing is said, and that part left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle3lib.errors import InputError
+from eagle3lib.findings.config_rules import inspect
+from eagle3lib.maths.draft import Draft
+from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.acceptance import Acceptance
+from eagle3lib.measuring.forecast import forecast, material, predicted
+from eagle3lib.measuring.served import ServedForecast, forecast_served
+from eagle3lib.reading.engine_reports import EngineReport
+from eagle3lib.reading.samples import read_samples
+
+#: Passes items on and shows how far it is.
+Watch = Callable[[Iterable, str], Iterable]
+
+
+@dataclass(frozen=True)
+class Offline:
+    """Predictions for the samples and for the requests that were served, and why others were left out."""
+
+    samples: tuple[Acceptance, ...] = ()
+    served: tuple[ServedForecast, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def offline(
+    draft: str, target: str, launch: str, engine: str, samples: str, reports: Sequence[EngineReport],
+    reports_path: str, num_steps: int, cache: Path, watch: Watch = lambda items, words: items,
+) -> Offline:  # fmt: skip
+    """Greedy chains of ``num_steps`` under the wiring that the engine's rules give."""
+    if not (draft and target):
+        return Offline(left_out=("Not predicted: that needs draft and target.",))
+    try:
+        wiring = inspect(draft, target, launch, engine).runnable_wiring
+        tensors = TargetTensors.load(target)
+        loaded = Draft.load(draft, tensors.embedding)
+    except InputError as error:
+        return Offline(left_out=(f"Not predicted. {error}",))
+    made: tuple[Acceptance, ...] = ()
+    served: tuple[ServedForecast, ...] = ()
+    left_out = []
+    if samples:
+        try:
+            made = (_samples(samples, target, tensors, loaded, wiring, num_steps, cache, watch),)
+        except InputError as error:
+            left_out.append(f"The samples are not predicted. {error}")
+    try:
+        served = tuple(forecast_served(reports, reports_path, loaded, wiring, target, tensors, cache, num_steps))
+    except InputError as error:
+        left_out.append(f"The served requests are not predicted. {error}")
+    return Offline(made, served, tuple(left_out))
+
+
+def _samples(
+    path: str, target: str, tensors: TargetTensors, draft: Draft, wiring: Wiring, num_steps: int, cache: Path,
+    watch: Watch,
+) -> Acceptance:  # fmt: skip
+    materials = (
+        material(sample, target, tensors, cache, wiring.boundaries)
+        for sample in watch(read_samples(path, tensors.embedding.shape[1]), "samples")
+    )
+    return predicted(forecast(draft, wiring, materials, num_steps), num_steps, "predicted for the samples")

@@ -1,0 +1,33 @@
+"""Cells can be run again in JupyterLab: none of them overwrites a parameter."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from eagle3lib.telling.parameters import MODELS
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+
+
+@pytest.mark.parametrize("stem", MODELS)
+def test_no_cell_overwrites_a_parameter(stem: str) -> None:
+    cells = [c for c in nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4).cells if c.cell_type == "code"]
+    for cell in cells:
+        if "parameters" in cell.metadata.get("tags", ()):
+            continue
+        bound = {node.id for node in ast.walk(ast.parse(cell.source)) if _binds(node)}
+        bound |= {
+            (alias.asname or alias.name).split(".")[0]
+            for node in ast.walk(ast.parse(cell.source))
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for alias in node.names
+        }
+        assert not bound & set(MODELS[stem].model_fields), cell.source
+
+
+def _binds(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
