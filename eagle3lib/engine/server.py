@@ -141,6 +141,7 @@ def _answers(url: str) -> bool:
 
 def _last_lines(log_path: Path) -> str:
     lines = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("  ") or "[-" not in line]  # argparse's list of all flags
     return f"the last lines of {log_path.name} say why:\n" + "\n".join(lines[-LAST_LINES:])
 
 

@@ -1,0 +1,76 @@
+"""What notebook 02 says: the incident of a target too large to run, from trainers' own files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagle3lib.errors import InputError
+from eagle3lib.findings.config_rules import inspect
+from eagle3lib.findings.finding import Edit
+from eagle3lib.findings.wiring_rules import conclusion, coverage_findings, measured_wiring, sample_findings
+from eagle3lib.measuring.rates import rate
+from eagle3lib.measuring.wiring_search import Material
+from eagle3lib.reading.samples import Sample
+from tests.static_pairs import VOCAB, H, Pair
+
+IDS = "eagle_config.eagle_aux_hidden_state_layer_ids"
+GOOD, POOR = rate([60, 62, 58], [80, 80, 80]), rate([4, 2, 3], [80, 80, 80])
+
+
+def kimi(folder: Path, ids: list[int], engine: str = "sglang==0.5.23"):  # noqa: ANN201
+    """The shape of Kimi-K2.5: nested config, 61 blocks, ids taken as they are unless the first is 1."""
+    pair = Pair()
+    text = {**pair.target, "num_hidden_layers": 61, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2"}
+    pair.target = {
+        "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": text,
+    }  # fmt: skip
+    pair.draft["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = ids
+    draft, target = pair.write(folder)
+    return inspect(draft, target, pair.launch, engine)
+
+
+def material(boundaries: tuple[int, ...] | None, known: tuple[int, ...]) -> Material:
+    tokens = torch.arange(12) % VOCAB
+    states = torch.zeros(12, len(known), H)
+    mask = torch.arange(12) >= 4
+    sample = Sample("s", tokens, mask, 4, states=states, boundaries=boundaries)
+    return Material(sample, {k: states[:, i] for i, k in enumerate(known)})
+
+
+def test_the_incident_from_three_states_a_token(tmp_path: Path) -> None:
+    inspection = kimi(tmp_path, [3, 31, 59])
+    trained = [material((0, 3, 31), (0, 3, 31))]
+    wiring, words = measured_wiring(inspection, trained)
+    assert wiring.boundaries == (0, 3, 31) and "samples' own" in words
+    (found,) = sample_findings(inspection, wiring, GOOD)
+    assert (found.kind, found.severity, found.edits) == (
+        "aux.layers", "error", (Edit("draft config", IDS, [0, 3, 31]),),
+    )  # fmt: skip
+    assert conclusion(None, [found], wiring, trained) == ("wiring", (0, 3, 31))
+    (doubtful,) = sample_findings(inspection, wiring, POOR)
+    assert (doubtful.severity, doubtful.edits) == ("warning", ())
+
+
+def test_as_trained_is_silent(tmp_path: Path) -> None:
+    inspection = kimi(tmp_path, [0, 3, 31])
+    wiring, words = measured_wiring(inspection, [material((0, 3, 31), (0, 3, 31))])
+    assert (wiring.boundaries, words) == ((0, 3, 31), "as configured")
+    assert sample_findings(inspection, wiring, GOOD) == []
+
+
+def test_files_that_do_not_name_their_boundaries_settle_nothing(tmp_path: Path) -> None:
+    inspection = kimi(tmp_path, [3, 31, 59])
+    unnamed = [material(None, (3, 31, 59))]
+    wiring, words = measured_wiring(inspection, unnamed)
+    assert "do not name" in words and sample_findings(inspection, wiring, GOOD) == []
+    with pytest.raises(InputError):
+        unnamed[0].stack((0, 3, 31))
+
+
+@pytest.mark.parametrize(("inside", "severity"), [(990, "note"), (900, "warning"), (1000, None)])
+def test_coverage(inside: int, severity: str | None) -> None:
+    found = coverage_findings(rate([inside] * 5, [1000] * 5))
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
