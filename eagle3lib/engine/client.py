@@ -107,8 +107,8 @@ class Client:
             pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nobody waits for the rest
 
     def flush(self) -> None:
-        """Empty the prefix cache."""
-        self._request("/flush_cache", method="POST")
+        """Empty the prefix cache, as soon as the server is idle: right after an answer it is still busy for a moment."""
+        self._request("/flush_cache?timeout=30", method="POST")
 
     def server_info(self) -> dict[str, Any]:
         """What the server says of itself: its resolved flags and internal states."""

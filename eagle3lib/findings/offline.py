@@ -62,8 +62,9 @@ def _samples(
     path: str, target: str, tensors: TargetTensors, draft: Draft, wiring: Wiring, num_steps: int, cache: Path,
     watch: Watch,
 ) -> Acceptance:  # fmt: skip
+    vocab, width = tensors.embedding.shape
     materials = (
         material(sample, target, tensors, cache, wiring.boundaries)
-        for sample in watch(read_samples(path, tensors.embedding.shape[1]), "samples")
+        for sample in watch(read_samples(path, width, vocab=vocab), "samples")
     )
     return predicted(forecast(draft, wiring, materials, num_steps), num_steps, "predicted for the samples")

@@ -1,0 +1,1 @@
+"""The EAGLE-3 investigation workbook's library. Start reading at ``docs/architecture.md``."""
