@@ -107,7 +107,7 @@ class Client:
             pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nobody waits for the rest
 
     def flush(self) -> None:
-        """Empty the prefix cache, as soon as the server is idle: right after an answer it is still busy for a moment."""
+        """Empty the prefix cache once the server is idle; right after an answer it is not yet."""
         self._request("/flush_cache?timeout=30", method="POST")
 
     def server_info(self) -> dict[str, Any]:
