@@ -96,11 +96,11 @@ def stream_findings(
         found.append(_finding("align.shift", "rows of fc's input", "; ".join(rows)))
     if expected is None:
         return found
-    remedy, edits = _ids_remedy(expected, family, layers, version)
+    remedy, edits = ids_remedy(expected, family, layers, version)
     if len(matches) != len(expected):
         evidence = f"{len(matches)} states were captured, the draft was trained on {len(expected)}: {list(expected)}"
         return [*found, _finding("aux.count", "fc's input", evidence, remedy, edits)]
-    kind = _difference([match.boundary for match in matches], list(expected), layers)
+    kind = layer_difference([match.boundary for match in matches], list(expected), layers)
     if kind == "aux.order":
         remedy, edits = "", ()
     if kind is not None:
@@ -109,7 +109,7 @@ def stream_findings(
     return found
 
 
-def _difference(found: list[Boundary | None], expected: list[Boundary], layers: int) -> str | None:
+def layer_difference(found: list[Boundary | None], expected: list[Boundary], layers: int) -> str | None:
     """The kind of the difference; ``None`` where all streams that match some boundary match the right one."""
     wrong = [(got, want) for got, want in zip(found, expected, strict=True) if got is not None and got != want]
     if not wrong:
@@ -126,7 +126,7 @@ def _difference(found: list[Boundary | None], expected: list[Boundary], layers: 
     return "aux.ids_convention" if offsets in ({1}, {-1}) else "aux.layers"
 
 
-def _ids_remedy(expected: Sequence[Boundary], family: str, layers: int, version: str) -> tuple[str, tuple[Edit, ...]]:
+def ids_remedy(expected: Sequence[Boundary], family: str, layers: int, version: str) -> tuple[str, tuple[Edit, ...]]:
     wanted = [boundary for boundary in expected if isinstance(boundary, int)]
     if len(wanted) < len(expected):
         return "SGLang captures no state after the final norm: train on the state before it.", ()

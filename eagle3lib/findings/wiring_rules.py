@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from eagle3lib.findings.capture_rules import _difference, _ids_remedy
+from eagle3lib.findings.capture_rules import ids_remedy, layer_difference
 from eagle3lib.findings.finding import Edit, Finding
 from eagle3lib.findings.rule import Inspection
 from eagle3lib.maths.wiring import Wiring
@@ -57,8 +57,8 @@ def _changes(search: Search, better: Candidate, family: str, layers: int, versio
     )
     for switch, (was, wanted) in search.configured.differences(better.wiring).items():
         if switch == "boundaries":
-            kind = _difference(list(was), list(wanted), layers) or "aux.order"
-            remedy, edits = ("", ()) if kind == "aux.order" else _ids_remedy(wanted, family, layers, version)
+            kind = layer_difference(list(was), list(wanted), layers) or "aux.order"
+            remedy, edits = ("", ()) if kind == "aux.order" else ids_remedy(wanted, family, layers, version)
             remedy = remedy or f"Permute the column blocks of fc.weight to boundaries {sorted(wanted)}."
             subject, lost = "eagle_config.eagle_aux_hidden_state_layer_ids", "fc reads states it was not trained on"
         else:
@@ -124,8 +124,8 @@ def sample_findings(inspection: Inspection, measured: Wiring, first: Rate) -> li
         return []  # where the engine cannot capture them at all, notebook 01 says it
     good = first.value is not None and (first.ci[0] if first.ci else first.value) >= GOOD_FIRST
     same = len(captured) == len(measured.boundaries)
-    kind = _difference(list(captured), list(measured.boundaries), target.layers) if same else "aux.count"
-    remedy, edits = _ids_remedy(measured.boundaries, target.family, target.layers, inspection.served.version)
+    kind = layer_difference(list(captured), list(measured.boundaries), target.layers) if same else "aux.count"
+    remedy, edits = ids_remedy(measured.boundaries, target.family, target.layers, inspection.served.version)
     return [
         Finding(
             kind or "aux.order",

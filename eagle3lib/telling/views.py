@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eagle3lib.telling.tables import NOTHING, SIGNS, table, text
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from eagle3lib.findings.rule import Inspection
     from eagle3lib.findings.verdict import Verdict
     from eagle3lib.maths.wiring import Wiring
+    from eagle3lib.measuring.accuracy import DepthAccuracy
     from eagle3lib.measuring.wiring_search import Search
+    from eagle3lib.reading.training_reports import TrainingReport
 
 #: What each answer of notebook 02 means.
 ANSWERS = {
@@ -119,6 +121,23 @@ def wiring(found: Wiring, words: str) -> HTML:
     """Every switch of the wiring that is measured; ``words`` say which it is."""
     switches = [{"switch": name, "value": getattr(found, name)} for name in found.__dataclass_fields__]
     return table([{"switch": "measured", "value": words}, *switches])
+
+
+def training(reports: Sequence[TrainingReport], by_depth: Sequence[DepthAccuracy]) -> HTML:
+    """What training reported, under its own definition, above what is measured here."""
+    if not reports:
+        return text("No training report was given.")
+    ours = {name: [getattr(row, name).value for row in by_depth] for name in ("accuracy", "conditional", "cumulative")}
+    rows = [
+        {"who": report.source, "metric": f"{report.trainer} {report.metric}", "what it counts": report.definition,
+         "at depths 1, 2, ...": report.values}
+        for report in reports
+    ]  # fmt: skip
+    rows += [
+        {"who": "measured here", "metric": name, "what it counts": "see above", "at depths 1, 2, ...": values}
+        for name, values in ours.items()
+    ]
+    return table(rows)
 
 
 def answer(search: Search | None) -> HTML:
