@@ -65,9 +65,7 @@ def _changes(search: Search, better: Candidate, family: str, layers: int, versio
             kind, field = _SWITCHES[switch]
             remedy, edits = _switch_remedy(field, switch, wanted)
             subject, lost = field or switch, f"the draft was trained with {switch} = {wanted}, not {was}"
-        consequence = (
-            f"{lost[0].upper()}{lost[1:]}: it accepts {better.gain:.2f} tokens a verify step less than it can."
-        )
+        consequence = f"{lost}: it accepts {better.gain:.2f} tokens a verify step less than it can."
         yield Finding(kind, "error", subject, evidence, consequence, remedy, edits)
 
 
