@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 #: A sign beside the word, so that severity does not rest on colour.
 SIGNS = {"error": "✖ error", "warning": "▲ warning", "note": "· note"}
 NOTHING = "–"
+#: JupyterLab sets tables flush right, which suits numbers alone.
+LEFT = 'style="text-align:left;vertical-align:top"'
 
 
 def table(rows: Iterable[Mapping[str, Any]], empty: str = "Nothing to show.") -> HTML:
@@ -40,7 +42,7 @@ def table(rows: Iterable[Mapping[str, Any]], empty: str = "Nothing to show.") ->
         return HTML(f"<p>{empty}</p>")
     with pd.option_context("display.max_colwidth", None):
         text = frame.map(_cell).to_html(index=False, escape=True, border=0)
-    return HTML(mask(text))
+    return HTML(mask(text.replace("<td>", f"<td {LEFT}>").replace("<th>", f"<th {LEFT}>")))
 
 
 def findings(found: Sequence[Finding]) -> HTML:
@@ -71,8 +73,7 @@ def _blocks(entries: Iterable[tuple[str, Mapping[str, Any]]], empty: str) -> HTM
     parts = []
     for heading, facts in entries:
         rows = "".join(
-            f'<tr><th style="text-align:left;vertical-align:top">{escape(name)}</th>'
-            f'<td style="text-align:left">{escape(_cell(value))}</td></tr>'
+            f"<tr><th {LEFT}>{escape(name)}</th><td {LEFT}>{escape(_cell(value))}</td></tr>"
             for name, value in facts.items()
         )
         parts.append(f"<p><b>{escape(heading)}</b></p><table>{rows}</table>")
