@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from eagle3lib.findings.finding import Finding
     from eagle3lib.findings.verdict import Diagnosis
-    from eagle3lib.maths.trace import Stage
     from eagle3lib.measuring.acceptance import Acceptance
     from eagle3lib.measuring.evaluation import Evaluation
     from eagle3lib.measuring.rates import Rate
@@ -148,21 +147,6 @@ def depths(evaluation: Evaluation) -> HTML:
             "accept length with as many steps": length(evaluation.accept_length(row.depth)),
         }
         for row in evaluation.depths()
-    )
-
-
-def trace(stages: Sequence[Stage]) -> HTML:
-    """One position through the draft."""
-    return table(
-        {
-            "depth": stage.depth,
-            "stage": stage.name,
-            "shape of a row": " x ".join(map(str, stage.shape)) or "one",
-            "RMS": stage.rms,
-            "first values": ", ".join(f"{value:.3g}" for value in stage.first),
-            "what happens": stage.words,
-        }
-        for stage in stages
     )
 
 

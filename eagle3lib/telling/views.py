@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from eagle3lib.findings.rule import Inspection
     from eagle3lib.findings.verdict import Verdict
+    from eagle3lib.maths.trace import Stage
     from eagle3lib.maths.wiring import Wiring
     from eagle3lib.measuring.accuracy import DepthAccuracy
     from eagle3lib.measuring.wiring_search import Search
@@ -121,6 +122,21 @@ def wiring(found: Wiring, words: str) -> HTML:
     """Every switch of the wiring that is measured; ``words`` say which it is."""
     switches = [{"switch": name, "value": getattr(found, name)} for name in found.__dataclass_fields__]
     return table([{"switch": "measured", "value": words}, *switches])
+
+
+def trace(stages: Sequence[Stage]) -> HTML:
+    """One position through the draft."""
+    return table(
+        {
+            "depth": stage.depth,
+            "stage": stage.name,
+            "shape of a row": " x ".join(map(str, stage.shape)) or "one",
+            "RMS": stage.rms,
+            "first values": ", ".join(f"{value:.3g}" for value in stage.first),
+            "what happens": stage.words,
+        }
+        for stage in stages
+    )
 
 
 def training(reports: Sequence[TrainingReport], by_depth: Sequence[DepthAccuracy]) -> HTML:
