@@ -52,6 +52,7 @@ def measure(setting: tuple[int, int, int], draft: Path, prompts: list, tokens: i
         "boundaries": list(wiring.boundaries),
         "steps": found.agreement.steps,
         "equal": found.agreement.equal,
+        "ordered": found.agreement.ordered_steps,
         "left_out": found.agreement.left_out,
         "predicted_accept_length": found.acceptance.accept_length.value,
         "served_accept_length": served.accept_length.value,
