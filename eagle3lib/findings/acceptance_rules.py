@@ -77,11 +77,6 @@ _CASES: dict[str, tuple[str, Severity, str, str]] = {
         "acceptance falls as temperature rises, whatever the draft.",
         "Measure at temperature 0, or compare with the expectation at this temperature.",
     ),
-    "mode": (
-        "engine.mode", "error",
-        "The same draft is accepted less in one of two modes of the engine that differ by this alone.",
-        "Serve in the better mode, and report the difference to the engine.",
-    ),
 }  # fmt: skip
 
 
@@ -164,18 +159,3 @@ def sampling_findings(temperature: float) -> list[Finding]:
     if temperature <= 0:
         return []
     return [_finding("sampled", "temperature", f"temperature {temperature:g} beside a greedy reference")]
-
-
-def mode_findings(subject: str, first: Acceptance, second: Acceptance) -> list[Finding]:
-    """``engine.mode``: two served runs of one draft that differ by ``subject`` alone, intervals apart."""
-    a, b = first.accept_length, second.accept_length
-    if a is None or b is None or a.value is None or b.value is None:
-        return []
-    margin = SMALL_GAP * max(a.value, b.value)
-    if a.ci is not None and b.ci is not None:
-        apart = abs(a.value - b.value) > margin and (a.ci[1] < b.ci[0] or b.ci[1] < a.ci[0])
-    else:  # no interval: only what runs never differ by
-        apart = abs(a.value - b.value) > 3 * margin
-    lost = 1 - min(a.value, b.value) / max(a.value, b.value)
-    evidence = f"accept length {a.value:.3f} in {first.source}, {b.value:.3f} in {second.source}: {lost:.0%} less"
-    return [_finding("mode", subject, evidence)] if apart else []
