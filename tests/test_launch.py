@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eagle3lib.engine.speculation import speculation
@@ -158,6 +158,8 @@ WORDS = st.text(alphabet="ab1-=\"'\\{}$& ;>#\n", max_size=12)
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.lists(st.one_of(WORDS, st.just("--speculative-num-steps"), st.just("A=1")), max_size=8).map(" ".join))
+@example(text="---")
+@example(text="--=1 --")
 def test_any_text_is_read_or_refused_and_rendered_alike(text: str) -> None:
     try:
         found = Launch.parse(text)

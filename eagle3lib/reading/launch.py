@@ -53,6 +53,7 @@ SPECULATIVE = (
     "speculative_adaptive_config",
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.S)
+_FLAG = re.compile(r"--[A-Za-z_]")
 _NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?$|-?\.\d+$")
 _OPERATOR = re.compile(r"[|;&]+|\d?>{1,2}&?[\w./-]*|<[\w./-]*")
 #: Continued lines and whole-line comments, outside of quotes.
@@ -258,7 +259,7 @@ def _parts(tokens: Sequence[str]) -> list[Part]:
     at, ended = 0, False
     while at < len(tokens):
         token, at = tokens[at], at + 1
-        flagged = token.startswith("--") and len(token) > 2 and not ended
+        flagged = bool(_FLAG.match(token)) and not ended
         if flagged and "=" in token:
             spelled, value = token.split("=", 1)
             parts.append(Part(_name(spelled), (value,), spelled, joined=True))
