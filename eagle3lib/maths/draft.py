@@ -32,6 +32,9 @@ Part = TypeVar("Part")
 #: Is told each stage by name as it is computed.
 Note = Callable[[str, Tensor], None]
 
+#: What the rows of a layer see of their q, k and v.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
 
 def _silent(name: str, value: Tensor) -> None:
     """Nobody asked."""
@@ -82,7 +85,7 @@ def forward(
     hidden = combine(draft, wiring, states)
     proposed, margins = [], []
     for state in depth_states(draft, wiring, hidden, tokens, depths, first, attention):
-        best, margin = head(_before_head(draft, wiring, state), weight)
+        best, margin = head(before_head(draft, wiring, state), weight)
         proposed.append(best if ids is None else ids[best])
         margins.append(margin)
     starts = torch.arange(first, first + len(proposed[0]))
@@ -111,7 +114,7 @@ def combine(draft: Draft, wiring: Wiring, states: Tensor, note: Note = _silent) 
 
 
 @dataclass
-class _Memory:
+class Memory:
     """Keys and values of one layer: ``[0]`` for all rows at depth 1, then one entry a depth."""
 
     keys: list[Tensor] = field(default_factory=list)
@@ -128,11 +131,12 @@ def depth_states(
     first: int = 0,
     attention: Callable[..., Tensor] = chain_attention,
     note: Note = _silent,
+    memories: list[Memory] | None = None,
 ) -> Iterator[Tensor]:
     """The draft's state ``[S, H]``, before the final norm, at depths 1 to ``depths``.
 
     ``hidden [T, H]`` is ``combine``'s. Rows ``first .. T - 2`` are given, less those that a negative
-    ``wiring.shift`` leaves without a state.
+    ``wiring.shift`` leaves without a state. ``memories``, one a layer, are filled for whoever goes on by himself.
     """
     tokens = torch.as_tensor(tokens, device=hidden.device)
     if len(hidden) != len(tokens):
@@ -141,34 +145,50 @@ def depth_states(
     if not 0 <= first < rows:
         raise InputError("start", first, f"0 to {rows - 1}: there are {len(tokens)} tokens")
     hidden = _shifted(hidden, wiring.shift)[:rows]
-    table = _embedding(draft, wiring)
+    table = embedding_table(draft, wiring)
     positions = torch.arange(rows + depths, device=hidden.device)
     cos, sin = rotary_tables(wiring.rope_theta, wiring.rope_scaling, draft.head_dim, positions, draft.max_positions)
-    memories = [_Memory() for _ in draft.layers]
+    memories = [Memory() for _ in draft.layers] if memories is None else memories
     start = 0  # the first row at hand: all rows at depth 1, the asked ones later
     for depth in range(1, depths + 1):
         index = torch.arange(start + depth, rows + depth, device=hidden.device)
         embeds = F.embedding(tokens[index.clamp(max=len(tokens) - 1)], table)  # [rows at hand, H]
         note("embedding", embeds)
         turn = (cos[start + depth - 1 : rows + depth - 1], sin[start + depth - 1 : rows + depth - 1])
-        for i, (layer, memory) in enumerate(zip(draft.layers, memories, strict=True)):
-            last = i == len(draft.layers) - 1
-            inputs, residual = _layer_input(draft, wiring, layer, embeds if i == 0 else None, hidden, note)
-            skip = first - start if last else 0  # rows that only lend their keys
-            q, k, v = _qkv(draft, wiring, layer, inputs, skip, turn, note)
-            memory.keys.append(k)
-            memory.values.append(v)
-            seen = attention(q, memory.keys, memory.values, start + skip, wiring.window)  # [S, heads, D]
-            note("attention", seen.flatten(1))
-            hidden = residual[skip:] + _linear(seen.flatten(1), layer.o)  # [S, H]
-            note("residual", hidden)
-            inner = rms_norm(hidden, layer.post_norm, draft.eps)
-            hidden = hidden + gated_mlp(inner, layer.gate, layer.up, layer.down)
-            note("mlp", hidden)
+        for i, memory in enumerate(memories):
+            skip = first - start if i == len(memories) - 1 else 0  # rows that only lend their keys
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, memory: Memory = memory, row: int = start + skip) -> Tensor:
+                memory.keys.append(k)
+                memory.values.append(v)
+                return attention(q, memory.keys, memory.values, row, wiring.window)
+
+            hidden = block(draft, wiring, i, embeds, hidden, turn, attend, skip, note)  # [S, H]
         start = first
         yield hidden
         if wiring.norm_output:
             hidden = rms_norm(hidden, draft.norm, draft.eps)
+
+
+def block(
+    draft: Draft, wiring: Wiring, i: int, embeds: Tensor, hidden: Tensor, turn: tuple[Tensor, Tensor],
+    attend: Attend, skip: int = 0, note: Note = _silent,
+) -> Tensor:  # fmt: skip
+    """Layer ``i`` on rows side by side: ``[rows, H]`` to ``[rows - skip, H]``; the first ``skip`` only lend keys.
+
+    ``attend`` says which keys a row sees: rotated ``q [S, heads, D]``, ``k`` and ``v [rows, kv_heads, D]`` to
+    ``[S, heads, D]``.
+    """
+    layer = draft.layers[i]
+    inputs, residual = _layer_input(draft, wiring, layer, embeds if i == 0 else None, hidden, note)
+    seen = attend(*_qkv(draft, wiring, layer, inputs, skip, turn, note)).flatten(1)  # [S, heads * D]
+    note("attention", seen)
+    hidden = residual[skip:] + _linear(seen, layer.o)  # [S, H]
+    note("residual", hidden)
+    inner = rms_norm(hidden, layer.post_norm, draft.eps)
+    hidden = hidden + gated_mlp(inner, layer.gate, layer.up, layer.down)
+    note("mlp", hidden)
+    return hidden
 
 
 def _layer_input(
@@ -210,14 +230,14 @@ def _qkv(
     return rotate(q, cos[skip:], sin[skip:]), rotate(k, cos, sin), v
 
 
-def _before_head(draft: Draft, wiring: Wiring, state: Tensor) -> Tensor:
-    return rms_norm(state, draft.norm, draft.eps) if wiring.norm_before_head else state
+def before_head(draft: Draft, wiring: Wiring, state: Tensor) -> Tensor:
+    return rms_norm(state, draft.norm, draft.eps) if wiring.normbefore_head else state
 
 
 def head_weight(draft: Draft, wiring: Wiring) -> Tensor:
     """``[V_d, H]``: the draft's own head, or the embedding's first rows where they are tied."""
     if wiring.head == "tied":
-        return _embedding(draft, wiring)[: draft.draft_vocab]
+        return embedding_table(draft, wiring)[: draft.draft_vocab]
     return _have(draft.lm_head, "the head", "lm_head.weight")
 
 
@@ -230,7 +250,7 @@ def target_ids(draft: Draft, wiring: Wiring) -> Tensor | None:
     return draft.d2t + torch.arange(len(draft.d2t), device=draft.d2t.device)
 
 
-def _embedding(draft: Draft, wiring: Wiring) -> Tensor:
+def embedding_table(draft: Draft, wiring: Wiring) -> Tensor:
     if wiring.embedding == "own":
         return _have(draft.own_embedding, "embedding", "embed_tokens.weight")
     table = _have(draft.target_embedding, "embedding", "the target's embedding")
