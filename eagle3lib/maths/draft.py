@@ -231,7 +231,7 @@ def _qkv(
 
 
 def before_head(draft: Draft, wiring: Wiring, state: Tensor) -> Tensor:
-    return rms_norm(state, draft.norm, draft.eps) if wiring.normbefore_head else state
+    return rms_norm(state, draft.norm, draft.eps) if wiring.norm_before_head else state
 
 
 def head_weight(draft: Draft, wiring: Wiring) -> Tensor:
