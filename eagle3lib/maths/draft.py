@@ -23,9 +23,8 @@ from torch import Tensor
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft_weights import Draft, Layer, Linear
 from eagle3lib.maths.kernels import chain_attention, gated_mlp, head, rms_norm, rotary_tables, rotate
+from eagle3lib.maths.mla import yarn
 from eagle3lib.maths.wiring import Wiring
-
-__all__ = ["Chains", "Draft", "combine", "depth_states", "forward", "head_weight", "target_ids"]
 
 Part = TypeVar("Part")
 
@@ -146,8 +145,7 @@ def depth_states(
         raise InputError("start", first, f"0 to {rows - 1}: there are {len(tokens)} tokens")
     hidden = _shifted(hidden, wiring.shift)[:rows]
     table = embedding_table(draft, wiring)
-    positions = torch.arange(rows + depths, device=hidden.device)
-    cos, sin = rotary_tables(wiring.rope_theta, wiring.rope_scaling, draft.head_dim, positions, draft.max_positions)
+    cos, sin = rotary(draft, wiring, torch.arange(rows + depths, device=hidden.device))
     memories = [Memory() for _ in draft.layers] if memories is None else memories
     start = 0  # the first row at hand: all rows at depth 1, the asked ones later
     for depth in range(1, depths + 1):
@@ -170,6 +168,14 @@ def depth_states(
             hidden = rms_norm(hidden, draft.norm, draft.eps)
 
 
+def rotary(draft: Draft, wiring: Wiring, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[P, D]`` at these positions; ``D`` is how much of a head turns."""
+    latent, width, scaling = draft.layers[0].latent, draft.head_dim, wiring.rope_scaling
+    if latent is not None:
+        width, scaling = latent.rope, yarn(scaling)
+    return rotary_tables(wiring.rope_theta, scaling, width, positions, draft.max_positions)
+
+
 def block(
     draft: Draft, wiring: Wiring, i: int, embeds: Tensor, hidden: Tensor, turn: tuple[Tensor, Tensor],
     attend: Attend, skip: int = 0, note: Note = _silent,
@@ -181,7 +187,8 @@ def block(
     """
     layer = draft.layers[i]
     inputs, residual = _layer_input(draft, wiring, layer, embeds if i == 0 else None, hidden, note)
-    seen = attend(*_qkv(draft, wiring, layer, inputs, skip, turn, note)).flatten(1)  # [S, heads * D]
+    seen = attend(*_qkv(draft, wiring, layer, inputs, skip, turn, note))
+    seen = seen[..., : layer.value_dim].flatten(1)  # [S, heads * value_dim]
     note("attention", seen)
     hidden = residual[skip:] + _linear(seen, layer.o)  # [S, H]
     note("residual", hidden)
@@ -215,6 +222,11 @@ def _qkv(
     draft: Draft, wiring: Wiring, layer: Layer, x: Tensor, skip: int, turn: tuple[Tensor, Tensor], note: Note
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries of the asked rows ``[S, heads, D]``, rotated keys and values of all rows."""
+    if layer.latent is not None:
+        q, k, v = layer.latent.qkv(x, skip, turn, draft.eps, wiring.rope_scaling)
+        for name, value in (("latent q", q), ("latent k", k), ("latent v", v)):
+            note(name, value.flatten(1))
+        return q, k, v
 
     def project(linear: Linear, x: Tensor) -> Tensor:
         bias = _have(linear.bias, "attention_bias", "q, k and v biases") if wiring.attention_bias else None
