@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, arange
 
-from eagle3lib.engine.capture_ids import ids_for
 from eagle3lib.errors import InputError
+from eagle3lib.findings.boundaries import ids_remedy, layer_difference
 from eagle3lib.findings.finding import Edit, Finding
 from eagle3lib.findings.rule import Inspection
 from eagle3lib.maths.draft import Draft
@@ -21,7 +21,6 @@ from eagle3lib.reading.target_config import TargetConfig
 
 #: Rounding keeps replicated states of two ranks far nearer than this; partial sums lie farther apart.
 MAX_RANK_DIFFERENCE = 0.05
-IDS_KEY = "eagle_config.eagle_aux_hidden_state_layer_ids"
 
 #: kind -> (what follows, what to do; "" where the remedy is the list of ids)
 _KINDS = {
@@ -109,40 +108,12 @@ def stream_findings(
     return found
 
 
-def layer_difference(found: list[Boundary | None], expected: list[Boundary], layers: int) -> str | None:
-    """The kind of the difference; ``None`` where all streams that match some boundary match the right one."""
-    wrong = [(got, want) for got, want in zip(found, expected, strict=True) if got is not None and got != want]
-    if not wrong:
-        return None
-    if sorted(map(str, found)) == sorted(map(str, expected)):
-        return "aux.order"
-    last = {layers, "final_norm"}
-    if all(got in last and want in last for got, want in wrong):
-        return "aux.final_boundary"
-    offsets = {
-        got - want if isinstance(got, int) and isinstance(want, int) else None
-        for got, want in zip(found, expected, strict=True)
-    }
-    return "aux.ids_convention" if offsets in ({1}, {-1}) else "aux.layers"
-
-
-def ids_remedy(expected: Sequence[Boundary], family: str, layers: int, version: str) -> tuple[str, tuple[Edit, ...]]:
-    wanted = [boundary for boundary in expected if isinstance(boundary, int)]
-    if len(wanted) < len(expected):
-        return "SGLang captures no state after the final norm: train on the state before it.", ()
-    ids = ids_for(wanted, family, layers, version)
-    if ids.ids is None:
-        return f"No list of ids captures boundaries {wanted}: {ids.reason}.", ()
-    return f"Set {IDS_KEY} to {list(ids.ids)}: {ids.reason}.", (Edit("draft config", IDS_KEY, list(ids.ids)),)
-
-
 def _line(match: StreamMatch, want: Boundary) -> str:
     if match.boundary is None:
         return f"stream {match.stream} is no boundary, trained on {want}"
     return (
-        f"stream {match.stream} is boundary {match.boundary} (relative error {match.relative_error:.3f}, "
-        f"cosine {match.cosine:.4f}; runner-up {match.runner_up} at {match.runner_up_cosine:.4f}), "
-        f"trained on {want}"
+        f"stream {match.stream} is boundary {match.boundary} (relative error {match.relative_error:.3f}, cosine "
+        f"{match.cosine:.4f}; runner-up {match.runner_up} at {match.runner_up_cosine:.4f}), trained on {want}"
     )
 
 

@@ -119,17 +119,8 @@ def judge(inspection: Inspection) -> list[Finding]:
 
 def rule_table() -> list[dict[str, Any]]:
     """Every rule as plain values, for the documentation."""
-    return [
-        {
-            "kind": r.kind,
-            "severity": r.severity,
-            "evidence": r.evidence,
-            "consequence": r.consequence,
-            "source": r.source,
-            "engines": ", ".join(r.engines),
-        }
-        for r in RULES
-    ]
+    names = ("kind", "severity", "evidence", "consequence", "source")
+    return [{**{name: getattr(rule, name) for name in names}, "engines": ", ".join(rule.engines)} for rule in RULES]
 
 
 def corrected_config(inspection: Inspection) -> tuple[dict[str, Any], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from eagle3lib.engine.capture_ids import VERSIONS
 from eagle3lib.engine.serving_rules import Served
 from eagle3lib.engine.trained import Trained
 from eagle3lib.errors import InputError, UnsafeFile
-from eagle3lib.findings.finding import Finding, Severity
+from eagle3lib.findings.finding import Edit, Finding, Severity
 from eagle3lib.findings.weight_facts import WeightFacts
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.reading.checkpoint import Checkpoint
@@ -74,13 +75,22 @@ class Inspection:
 Facts = Mapping[str, Any]
 
 
+def set_config(key: str, value: Any) -> Facts:
+    """The cure that sets one field of the draft's config."""
+    return {"remedy": f"Set {key} to {json.dumps(value)}.", "edits": [Edit("draft config", key, value)]}
+
+
+def drop_flag(flag: str) -> Facts:
+    """The cure that takes one flag off the launch line."""
+    return {"remedy": f"Drop {flag}.", "edits": [Edit("launch", flag, None)]}
+
+
 @dataclass(frozen=True)
 class Rule:
     """``when`` gives the facts of every case found, none when the rule is silent.
 
-    The wording is filled in from the facts. Facts named ``kind`` (a suffix), ``severity``, ``subject``,
-    ``remedy`` and ``edits`` stand in for the rule's own, as they are. ``source`` is repository, path and
-    symbol.
+    The wording is filled in from the facts; those named ``kind`` (a suffix), ``severity``, ``subject``,
+    ``remedy`` and ``edits`` stand in for the rule's own. ``source`` is repository, path and symbol.
     """
 
     kind: str
@@ -89,8 +99,8 @@ class Rule:
     when: Callable[[Inspection], Iterable[Facts]]
     evidence: str
     consequence: str
-    remedy: str
     source: str
+    remedy: str = ""
     engines: tuple[str, ...] = VERSIONS
 
     def judge(self, inspection: Inspection) -> list[Finding]:

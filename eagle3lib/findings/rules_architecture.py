@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from eagle3lib.engine.serving_rules import ARCHITECTURES
 from eagle3lib.findings.finding import Edit
-from eagle3lib.findings.rule import Facts, Inspection, Rule
+from eagle3lib.findings.rule import Facts, Inspection, Rule, set_config
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
 _CAPTURE = "sgl-project/sglang srt/models/<target>.py set_eagle3_layers_to_capture"
@@ -24,32 +24,29 @@ def _fc_taps(i: Inspection) -> tuple[int, int, str] | None:
 
 
 def _count(i: Inspection) -> Iterator[Facts]:
-    taps = _fc_taps(i)
+    taps, found = _fc_taps(i), i.served.captured
     if not i.draft.use_aux and (taps is None or taps[0] != 1):
         fed = f"fc takes {taps[0]} states" if taps else "an EAGLE-3 fc takes several"
+        switch = "eagle_config.use_aux_hidden_state"
         yield {
             "what": f"use_aux_hidden_state is false, so the draft gets the target's normed last state alone; {fed}",
-            "subject": "eagle_config.use_aux_hidden_state",
-            "remedy": "Set eagle_config.use_aux_hidden_state to true.",
-            "edits": [Edit("draft config", "eagle_config.use_aux_hidden_state", True)],
+            "subject": switch,
+            **set_config(switch, True),
         }
         return
-    for problem in i.served.captured.problems if i.served.captured else ():
+    for problem in found.problems if found else ():
         if problem.topic in ("repeat", "empty"):
-            given = i.served.captured.default
-            why = f"the default layers of a target of {i.target.layers} blocks" if given else f"ids {i.draft.aux_ids}"
-            yield {
-                "what": f"{why}: {problem.text}",
-                "remedy": "List as many different layers as fc takes states, the ones it was trained on.",
-            }
+            default = f"the default layers of a target of {i.layers} blocks"
+            why = default if found.default else f"ids {i.draft.aux_ids}"
+            remedy = "List as many different layers as fc takes states, the ones it was trained on."
+            yield {"what": f"{why}: {problem.text}", "remedy": remedy}
             return
-    found = i.served.captured
-    if taps and (taps[0] != i.served.aux_count or found and not found.problems and taps[0] != len(found.boundaries)):
-        states = len(found.boundaries) if found else i.served.aux_count
+    sized = i.served.aux_count
+    if taps and (taps[0] != sized or found and not found.problems and taps[0] != len(found.boundaries)):
+        states = len(found.boundaries) if found else sized
         yield {
-            "what": f"{taps[2]} takes {taps[0]} states of width {taps[1]}, SGLang sizes fc for "
-            f"{i.served.aux_count} "
-            f"and captures {states}"
+            "what": f"{taps[2]} takes {taps[0]} states of width {taps[1]}, SGLang sizes fc for {sized} and captures "
+            f"{states}"
         }
 
 
@@ -62,11 +59,9 @@ def _unregistered(i: Inspection) -> Iterator[Facts]:
     name, known = i.draft.architecture, ARCHITECTURES[i.served.version]
     if name in known:
         return
-    mla = (
-        i.draft.get("kv_lora_rank") is not None
-        if i.checkpoint is None
-        else bool(i.checkpoint.find("self_attn.kv_b_proj.weight"))
-    )
+    mla = i.draft.get("kv_lora_rank") is not None
+    if i.checkpoint is not None:
+        mla = i.checkpoint.find("self_attn.kv_b_proj.weight") is not None
     right = "Eagle3DeepseekV2ForCausalLM" if mla else "LlamaForCausalLMEagle3"
     facts = {"name": name or "none", "known": " and ".join(known)}
     if right not in known:
@@ -80,34 +75,27 @@ def _unregistered(i: Inspection) -> Iterator[Facts]:
 
 
 def _unsupported(i: Inspection) -> Iterator[Facts]:
-    names = list(i.checkpoint.tensors) if i.checkpoint else []
-
     def some(pattern: str) -> list[str]:
-        return [n for n in names if re.search(pattern, n)]
+        return [name for name in (i.checkpoint.tensors if i.checkpoint else ()) if re.search(pattern, name)]
 
-    if found := some(r"self_attn\.[qk]_norm\.") if not i.draft.mla else []:
+    if (found := some(r"self_attn\.[qk]_norm\.")) and not i.draft.mla:
         yield {"what": f"q and k norms ({len(found)} tensors, such as {found[0]})", "subject": "self_attn.q_norm"}
     if found := some(r"self_attn\.(q|k|v|qkv)_proj\.bias$"):
         yield {"what": f"q, k, v biases ({len(found)} tensors, such as {found[0]})", "subject": "attention_bias"}
     if found := some(r"(^|\.)mask_hidden$"):
         yield {"what": f"P-EAGLE's parallel drafting ({found[0]})", "subject": found[0]}
     deeper = some(r"layers\.[1-9]\d*\.input_layernorm\.weight$")
-    if i.draft.layers > 1 and (i.draft.mla or i.served.version == "0.5.9"):
-        yield {
-            "what": f"{i.draft.layers} draft layers (the engine raises on more than 1)",
-            "subject": "num_hidden_layers",
-        }
+    if any(crash.topic == "layers" for crash in i.served.crashes):
+        what = f"{i.draft.layers} draft layers (the engine raises on more than 1)"
+        yield {"what": what, "subject": "num_hidden_layers"}
     elif deeper and not some(r"layers\.[1-9]\d*\.hidden_norm\.weight$"):
-        yield {
-            "what": f"{deeper[0]}: from the second layer on SGLang applies hidden_norm, which stays at ones",
-            "subject": deeper[0],
-        }
+        what = f"{deeper[0]}: from the second layer on SGLang applies hidden_norm, which stays at ones"
+        yield {"what": what, "subject": deeper[0]}
     taps = _fc_taps(i)
     if taps and taps[0] == 1 and taps[1] == i.draft.hidden_size:
         yield {
-            "what": f"a single captured state as wide as the embedding ({taps[1]}): SGLang tells by "
-            "width whether "
-            "to apply fc, and skips it",
+            "what": f"a single captured state as wide as the embedding ({taps[1]}): SGLang tells by width whether to "
+            "apply fc, and skips it",
             "subject": "fc.weight",
         }
 
@@ -140,7 +128,6 @@ RULES = (
         when=_unregistered,
         evidence="architectures names {name}; SGLang {version} serves EAGLE-3 drafts of {known} only.",
         consequence="The server stops at start, or loads a model that is no EAGLE-3 draft.",
-        remedy="",
         source="sgl-project/sglang srt/models/registry.py; llama_eagle3.py EntryClass",
     ),
     Rule(

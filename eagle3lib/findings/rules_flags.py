@@ -4,46 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eagle3lib.findings.finding import Edit
-from eagle3lib.findings.rule import Facts, Inspection, Rule
+from eagle3lib.findings.rule import Facts, Inspection, Rule, drop_flag
 from eagle3lib.findings.rules_speculation import judged
 
 #: Methods that need a checkpoint made for them; the others quantise plain weights when they load.
 _NEEDS_CONFIG = (
-    "awq",
-    "awq_marlin",
-    "gptq",
-    "gptq_marlin",
-    "compressed-tensors",
-    "compressed_tensors",
-    "modelopt",
-    "modelopt_fp4",
-    "marlin",
-    "quark",
-    "auto-round",
-    "bitsandbytes",
-)
+    "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "compressed_tensors", "modelopt", "modelopt_fp4",
+    "marlin", "quark", "auto-round", "bitsandbytes",
+)  # fmt: skip
 #: Overrides that change what a draft computes, by its config's top-level name.
 _FELT = (
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "tie_word_embeddings",
-    "rms_norm_eps",
-    "sliding_window",
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "architectures",
-    "eagle_config",
-    "draft_vocab_size",
-    "norm_output",
-    "fc_norm",
-)
+    "rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings", "rms_norm_eps", "sliding_window",
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "architectures", "eagle_config", "draft_vocab_size", "norm_output", "fc_norm",
+)  # fmt: skip
+#: Flags that ``Served.ignored`` may name, and why it does.
+_UNREAD = {
+    "--speculative-token-map": "an EAGLE-3 draft brings its own map (d2t), the flag's is ignored",
+    "--speculative-draft-sink-size": "not honoured for EAGLE-3 drafts",
+    "--speculative-draft-window-size": "not honoured for MLA drafts",
+}
 
 
 def _quantization(i: Inspection) -> Iterator[Facts]:
@@ -78,11 +58,9 @@ def _lossy(i: Inspection) -> Iterator[Facts]:
             yield {
                 "subject": flag,
                 "text": f"{flag} {value:g} is below 1",
-                "effect": "Sampled requests accept tokens the target would not have drawn: output "
-                "changes, and accept "
+                "effect": "Sampled requests accept tokens the target would not have drawn: output changes, and accept "
                 "lengths are not comparable.",
-                "remedy": f"Drop {flag}.",
-                "edits": [Edit("launch", flag, None)],
+                **drop_flag(flag),
             }
 
 
@@ -102,30 +80,9 @@ def _ignored(i: Inspection) -> Iterator[Facts]:
             "remedy": "Paste the SGLang line, or its /server_info.",
         }
         return
-    if i.launch.text("speculative_token_map"):
-        flag = "--speculative-token-map"
-        yield {
-            "subject": flag,
-            "text": f"{flag}: an EAGLE-3 draft brings its own map (d2t), the flag's is ignored",
-            "remedy": f"Drop {flag}.",
-            "edits": [Edit("launch", flag, None)],
-        }
-    if i.launch.integer("speculative_draft_sink_size"):
-        flag = "--speculative-draft-sink-size"
-        yield {
-            "subject": flag,
-            "text": f"{flag}: not honoured for EAGLE-3 drafts",
-            "remedy": f"Drop {flag}.",
-            "edits": [Edit("launch", flag, None)],
-        }
-    if i.draft.mla and i.launch.integer("speculative_draft_window_size"):
-        flag = "--speculative-draft-window-size"
-        yield {
-            "subject": flag,
-            "text": f"{flag}: not honoured for MLA drafts",
-            "remedy": f"Drop {flag}.",
-            "edits": [Edit("launch", flag, None)],
-        }
+    for flag, why in _UNREAD.items():
+        if flag in i.served.ignored:
+            yield {"subject": flag, "text": f"{flag}: {why}", **drop_flag(flag)}
     if "SGLANG_ENABLE_SPEC_V2" in i.launch.env and i.served.version != "0.5.9":
         yield {
             "subject": "SGLANG_ENABLE_SPEC_V2",
@@ -141,10 +98,8 @@ RULES = (
         severity="warning",
         subject="--speculative-draft-model-quantization",
         when=_quantization,
-        evidence="--quantization {method} without --speculative-draft-model-quantization: the draft "
-        "inherits it, "
-        "and its config "
-        "has no quantization_config.",
+        evidence="--quantization {method} without --speculative-draft-model-quantization: the draft inherits it, and "
+        "its config has no quantization_config.",
         consequence="{effect}",
         remedy="Add --speculative-draft-model-quantization unquant.",
         source="sgl-project/sglang srt/arg_groups/serving_hook.py _handle_missing_default_values",
@@ -156,7 +111,6 @@ RULES = (
         when=_lossy,
         evidence="{text}.",
         consequence="{effect}",
-        remedy="",
         source="sgl-project/sglang srt/speculative/eagle_utils.py eagle_sample; srt/environ.py",
     ),
     Rule(
@@ -176,7 +130,6 @@ RULES = (
         when=_ignored,
         evidence="{text}.",
         consequence="It changes nothing, though somebody may count on it.",
-        remedy="",
         source="sgl-project/sglang srt/speculative/eagle_worker_v2.py init_token_map; srt/arg_groups/fields/spec.py",
     ),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3lib.engine.capture_ids import Ids, default_boundaries, family_rule, ids_for
-from eagle3lib.findings.finding import Edit
+from eagle3lib.engine.capture_ids import default_boundaries, family_rule, ids_for
+from eagle3lib.findings.boundaries import ids_remedy, layer_difference
 from eagle3lib.findings.rule import Facts, Inspection, Rule
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
@@ -15,58 +15,42 @@ _RESOLVE = (
     "sgl-project/sglang srt/model_executor/model_runner_components/spec_aux_hidden_state.py "
     "_resolve_eagle_aux_hidden_state"
 )
-_SHIFTED = (
-    "Neighbouring layers look alike, so the loss is from 0.1 accepted token to a collapse (first "
-    "position 10 % for 45 %)."
-)
 
 
-def _cure(i: Inspection, boundaries: tuple[int, ...] | None) -> dict[str, Any]:
-    """The edit that makes the engine capture these boundaries, or why there is none."""
-    if i.target is None or boundaries is None:
-        return {}
-    found: Ids = ids_for(boundaries, i.target.family, i.target.layers, i.served.version)
-    if found.ids is None:
-        newer = ids_for(boundaries, i.target.family, i.target.layers, "0.5.23")
-        also = f" SGLang 0.5.23 does: {ENGINE_PLACE} = {list(newer.ids)}." if newer.ids else ""
-        return {"remedy": f"Not possible by config: {found.reason}.{also}"}
-    return {
-        "remedy": f"Set {ENGINE_PLACE} to {list(found.ids)}: {found.reason}.",
-        "edits": [Edit("draft config", ENGINE_PLACE, list(found.ids))],
-    }
-
-
-def _pairs(i: Inspection) -> str:
-    pairs = i.served.captured.pairs if i.served.captured else ()
-    return ", ".join(f"{'default' if a is None else a} -> {'nothing' if b is None else b}" for a, b in pairs)
-
-
-def _common(i: Inspection) -> dict[str, Any]:
+def _facts(i: Inspection) -> dict[str, Any]:
+    found = i.served.captured
+    pairs = found.pairs if found else ()
     return {
         "ids": list(i.draft.aux_ids or ()),
         "place": i.draft.aux_place,
-        "pairs": _pairs(i),
-        "captured": list(i.served.captured.boundaries if i.served.captured else ()),
+        "pairs": ", ".join(f"{'default' if a is None else a} -> {'nothing' if b is None else b}" for a, b in pairs),
+        "captured": list(found.boundaries if found else ()),
         "trained": list(i.trained.boundaries or ()),
         "why": i.trained.reason,
         "family": i.target.family if i.target else "unknown",
     }
 
 
+def _cured(i: Inspection, boundaries: tuple[int, ...] | None) -> dict[str, Any]:
+    """The facts, with the ids that make the engine capture these boundaries."""
+    if i.target is None or boundaries is None:
+        return _facts(i)
+    remedy, edits = ids_remedy(boundaries, i.target.family, i.target.layers, i.served.version)
+    return {**_facts(i), "remedy": remedy, "edits": edits}
+
+
+def _possible(i: Inspection, boundaries: tuple[int, ...]) -> bool:
+    return ids_for(boundaries, i.target.family, i.target.layers, i.served.version).ids is not None
+
+
 def _unread(i: Inspection) -> Iterator[Facts]:
-    d = i.draft
-    if d.aux_ids is None or ENGINE_PLACE in d.aux_found:
+    if i.draft.aux_ids is None or ENGINE_PLACE in i.draft.aux_found:
         return
     if i.served.captured is None:
-        yield {
-            **_common(i),
-            "severity": "note",
-            "captured": "[2, n//2, n-3]",
-            "trained": list(i.trained.boundaries or ()),
-            "remedy": "Give the target: then the ids that SGLang needs can be told.",
-        }
+        remedy = "Give the target: then the ids that SGLang needs can be told."
+        yield {**_facts(i), "severity": "note", "captured": "[2, n//2, n-3]", "remedy": remedy}
     elif i.served.captured.boundaries not in i.trained.candidates:
-        yield {**_common(i), **_cure(i, i.trained.boundaries)}
+        yield _cured(i, i.trained.boundaries)
 
 
 def _difference(i: Inspection) -> str | None:
@@ -74,46 +58,38 @@ def _difference(i: Inspection) -> str | None:
     found, trained = i.served.captured, i.trained.boundaries
     if found is None or trained is None or found.default or ENGINE_PLACE not in i.draft.aux_found:
         return None
-    if found.boundaries == trained and not found.problems:
-        return None
-    if found.boundaries == tuple(sorted(trained)):
-        return "order"
-    if (
-        i.topics & {"family", "empty", "repeat"}
-        or ids_for(trained, i.target.family, i.target.layers, i.served.version).ids is None
-    ):
+    wanted = tuple(sorted(trained))
+    if found.boundaries == wanted or i.topics & {"family", "empty", "repeat"} or not _possible(i, trained):
         return None  # other rules say it
-    taken = i.draft.aux_found[ENGINE_PLACE]
-    steps = {a - b for a, b in zip(sorted(trained), sorted(taken), strict=False)}
-    return "convention" if len(steps) == 1 and len(taken) == len(trained) and abs(min(steps)) <= 1 else "layers"
+    if len(found.pairs) != len(wanted):
+        return "aux.layers"
+    return layer_difference([b for _, b in sorted(found.pairs)], wanted, i.layers) or "aux.layers"
 
 
 def _convention(i: Inspection) -> Iterator[Facts]:
-    if _difference(i) == "convention":
-        yield {**_common(i), **_cure(i, i.trained.boundaries)}
+    if _difference(i) == "aux.ids_convention":
+        yield _cured(i, i.trained.boundaries)
+
+
+def _layers(i: Inspection) -> Iterator[Facts]:
+    if _difference(i) == "aux.layers":
+        yield _cured(i, i.trained.boundaries)
 
 
 def _two_readings(i: Inspection) -> Iterator[Facts]:
     found, readings = i.served.captured, i.trained.candidates
     if found is None or found.problems or len(readings) < 2 or ENGINE_PLACE not in i.draft.aux_found:
         return
-    others = [list(b) for b in readings if b != found.boundaries]
-    other = tuple(others[0])
+    others = [reading for reading in readings if reading != found.boundaries]
+    other = others[0]
     # default layers and the embedding are chosen on purpose, their neighbours hardly ever
-    likely_wrong = other == default_boundaries(i.target.layers) or 0 in other and 0 not in found.boundaries
-    cure = _cure(i, other)
+    likely_wrong = other == default_boundaries(i.layers) or 0 in other and 0 not in found.boundaries
     yield {
-        **_common(i),
-        "others": " or ".join(map(str, others)),
-        "edits": [],
+        **_facts(i),
+        "others": " or ".join(str(list(reading)) for reading in others),
         "severity": "warning" if likely_wrong or found.boundaries not in readings else "note",
-        "remedy": f"Notebook 04 tells which it is. If trained on {list(other)}: {cure.get('remedy', '')}",
+        "remedy": f"Notebook 04 tells which it is. If trained on {list(other)}: {_cured(i, other)['remedy']}",
     }
-
-
-def _layers(i: Inspection) -> Iterator[Facts]:
-    if _difference(i) == "layers":
-        yield {**_common(i), **_cure(i, i.trained.boundaries)}
 
 
 def _order(i: Inspection) -> Iterator[Facts]:
@@ -123,38 +99,30 @@ def _order(i: Inspection) -> Iterator[Facts]:
     certain = i.draft.dialect == "angelslim"
     rule = family_rule(i.target.family, i.served.version) if i.target else None
     if certain or i.draft.dialect == "sglang" and (rule is None or rule.shift != "first"):
-        yield {**_common(i), "severity": "error" if certain else "warning", "slots": list(i.trained.boundaries or ids)}
+        yield {**_facts(i), "severity": "error" if certain else "warning", "slots": list(i.trained.boundaries or ids)}
 
 
 def _final(i: Inspection) -> Iterator[Facts]:
-    normed = i.draft.dialect == "angelslim" and i.target is not None and i.target.layers in (i.trained.boundaries or ())
-    for problem in i.served.captured.problems if i.served.captured else ():
-        if problem.topic == "final":
-            yield {**_common(i), "what": problem.text, **_cure(i, i.trained.boundaries)}
-            return
-    if normed:
-        yield {
-            **_common(i),
-            "what": f"hidden_states[{i.target.layers}] in training is after the final norm, "
-            f"boundary {i.target.layers} in SGLang is before it",
-        }
+    said = [problem.text for problem in i.served.captured.problems if problem.topic == "final"] if i.topics else []
+    if said:
+        yield {**_cured(i, i.trained.boundaries), "what": said[0]}
+    elif i.draft.dialect == "angelslim" and i.target is not None and i.layers in (i.trained.boundaries or ()):
+        what = f"hidden_states[{i.layers}] in training is after the final norm, "
+        yield {**_facts(i), "what": what + f"boundary {i.layers} in SGLang is before it"}
 
 
 def _embedding(i: Inspection) -> Iterator[Facts]:
-    wanted = i.trained.boundaries or (i.served.captured.boundaries if i.served.captured else ())
-    if i.target and (
-        "embedding" in i.topics
-        or 0 in wanted
-        and ids_for(wanted, i.target.family, i.target.layers, i.served.version).ids is None
-    ):
-        trained = i.trained.boundaries or tuple(b if b is not None else 0 for _, b in i.served.captured.pairs)
-        yield {**_common(i), **_cure(i, trained)}
+    if i.target is None:
+        return
+    wanted = i.trained.boundaries or i.captured_boundaries or ()
+    if "embedding" in i.topics or 0 in wanted and not _possible(i, wanted):
+        yield _cured(i, i.trained.boundaries or tuple(b or 0 for _, b in i.served.captured.pairs))
 
 
 def _range(i: Inspection) -> Iterator[Facts]:
     if "range" in i.topics and _difference(i) is None:
-        bad = [p.text for p in i.served.captured.problems if p.topic == "range"]
-        yield {**_common(i), "what": "; ".join(bad)}
+        bad = [problem.text for problem in i.served.captured.problems if problem.topic == "range"]
+        yield {**_facts(i), "what": "; ".join(bad)}
 
 
 RULES = (
@@ -175,11 +143,10 @@ RULES = (
         severity="error",
         subject=ENGINE_PLACE,
         when=_convention,
-        evidence="Ids {ids} are captured on {family} as boundaries {captured} (id -> boundary: {pairs}); "
-        "trained "
-        "on {trained} ({why}).",
-        consequence=_SHIFTED,
-        remedy="",
+        evidence="Ids {ids} are captured on {family} as boundaries {captured} (id -> boundary: {pairs}); trained on "
+        "{trained} ({why}).",
+        consequence="Neighbouring layers look alike, so the loss is from 0.1 accepted token to a collapse (first "
+        "position 10 % for 45 %).",
         source=_CAPTURE,
     ),
     Rule(
@@ -187,11 +154,9 @@ RULES = (
         severity="note",
         subject=ENGINE_PLACE,
         when=_two_readings,
-        evidence="Ids {ids} fit two conventions: SGLang {version} captures {captured} on {family} (id -> "
-        "boundary: {pairs}); "
-        "in another numbering they mean {others}: {why}.",
+        evidence="Ids {ids} fit two conventions: SGLang {version} captures {captured} on {family} (id -> boundary: "
+        "{pairs}); in another numbering they mean {others}: {why}.",
         consequence="One of the two is what the weights were trained on, and files do not say which.",
-        remedy="",
         source=_CAPTURE,
     ),
     Rule(
@@ -200,10 +165,8 @@ RULES = (
         subject=ENGINE_PLACE,
         when=_layers,
         evidence="Captured are boundaries {captured} (id -> boundary: {pairs}); trained on {trained} ({why}).",
-        consequence="The draft is fed other layers than it was trained on: expect a loss at every "
-        "position, down to "
+        consequence="The draft is fed other layers than it was trained on: expect a loss at every position, down to "
         "1.00.",
-        remedy="",
         source=_CAPTURE,
     ),
     Rule(
@@ -211,10 +174,8 @@ RULES = (
         severity="warning",
         subject="{place}",
         when=_order,
-        evidence="{place} is {ids}, not ascending. SGLang gathers states in layer order ({captured}), "
-        "whatever "
-        "the list's order; "
-        "fc's slots were trained as {slots} if in the list's order.",
+        evidence="{place} is {ids}, not ascending. SGLang gathers states in layer order ({captured}), whatever the "
+        "list's order; fc's slots were trained as {slots} if in the list's order.",
         consequence="Every column block of fc would get another layer's state: a loss at every position.",
         remedy="Permute fc.weight's column blocks to ascending layers and sort the ids, or train in ascending order.",
         source="Tencent/AngelSlim target_model_wrapper.py _extract_auxiliary_hidden_states; " + _CAPTURE,
@@ -234,11 +195,9 @@ RULES = (
         severity="error",
         subject=ENGINE_PLACE,
         when=_embedding,
-        evidence="The draft takes the target's embedding output (boundary 0) as a state; ids {ids} on "
-        "{family}, "
+        evidence="The draft takes the target's embedding output (boundary 0) as a state; ids {ids} on {family}, "
         "SGLang {version}.",
         consequence="The server stops at the first forward, or feeds another state.",
-        remedy="",
         source=_CAPTURE,
     ),
     Rule(

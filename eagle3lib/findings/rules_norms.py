@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from eagle3lib.findings.finding import Edit
-from eagle3lib.findings.rule import Facts, Inspection, Rule
+from eagle3lib.findings.rule import Facts, Inspection, Rule, set_config
 
 _DRAFT = "sgl-project/sglang srt/models/llama_eagle3.py"
+_SCALE = "fc gets states of another scale: a strong loss at every position."
 
 
 def _residual(i: Inspection) -> Iterator[Facts]:
@@ -15,32 +15,26 @@ def _residual(i: Inspection) -> Iterator[Facts]:
         yield {"place": i.draft.norm_places.get("norm_before_residual", "norm_before_residual")}
 
 
-def _flag(name: str, tensors: str):
+def _unserved(name: str, *tensors: str) -> Callable[[Inspection], Iterator[Facts]]:
     """Facts where training used a norm that the engine will not run."""
 
     def when(i: Inspection) -> Iterator[Facts]:
         if not getattr(i.trained.switches, name) or getattr(i.served, name):
             return
         place = i.draft.norm_places.get(name, "")
-        held = i.checkpoint.find(*tensors.split()) if i.checkpoint and tensors else None
-        said = f"{place} is true" if getattr(i.draft, name) else f"the config does not set {name}"
-        facts = {"said": said, "held": f", and the file holds {held.name} {list(held.shape)}" if held else ""}
+        held = i.checkpoint.find(*tensors) if i.checkpoint and tensors else None
+        facts = {
+            "said": f"{place} is true" if getattr(i.draft, name) else f"the config does not set {name}",
+            "held": f", and the file holds {held.name} {list(held.shape)}" if held else "",
+        }
         if i.served.version == "0.5.9":
             yield {**facts, "why": "0.5.9 knows no such flag", "remedy": f"Use SGLang 0.5.23 with {name} at top level."}
         elif i.draft.mla and name == "norm_before_fc":
-            yield {
-                **facts,
-                "why": "the MLA draft has no such norm",
-                "remedy": "No config expresses it for Eagle3DeepseekV2ForCausalLM.",
-            }
+            remedy = "No config expresses it for Eagle3DeepseekV2ForCausalLM."
+            yield {**facts, "why": "the MLA draft has no such norm", "remedy": remedy}
         else:
-            where = "eagle_config.norm_before_fc" if place == "eagle_config.norm_before_fc" else name
-            yield {
-                **facts,
-                "why": f"it reads the top-level {name}",
-                "remedy": f"Set {where} to true.",
-                "edits": [Edit("draft config", where, True)],
-            }
+            where = place if place == "eagle_config.norm_before_fc" else name
+            yield {**facts, "why": f"it reads the top-level {name}", **set_config(where, True)}
 
     return when
 
@@ -61,25 +55,21 @@ RULES = (
         severity="error",
         subject="{place}",
         when=_residual,
-        evidence="{place} is true: trained with the normed hidden state as residual. SGLang {version} "
-        "never reads "
-        "it and adds fc's raw output.",
-        consequence="A strong loss at every position from the first on; the scale differs per token, so "
-        "no edit of "
-        "the weights undoes it.",
-        remedy="No flag expresses it: patch LlamaDecoderLayer.forward so that the residual is hidden_norm's "
-        "output, serve with "
-        "vLLM, or train with norm_before_residual: false.",
+        evidence="{place} is true: trained with the normed hidden state as residual. SGLang {version} never reads it "
+        "and adds fc's raw output.",
+        consequence="A strong loss at every position from the first on; the scale differs per token, so no edit of the "
+        "weights undoes it.",
+        remedy="No flag expresses it: patch LlamaDecoderLayer.forward so that the residual is hidden_norm's output, "
+        "serve with vLLM, or train with norm_before_residual: false.",
         source=_DRAFT + " LlamaDecoderLayer.forward",
     ),
     Rule(
         kind="norm.output",
         severity="error",
         subject="norm_output",
-        when=_flag("norm_output", ""),
+        when=_unserved("norm_output"),
         evidence="{said}; SGLang {version} feeds back the state before the norm: {why}.",
         consequence="The first position is unharmed, every later one is off (tail only).",
-        remedy="",
         source=_DRAFT + " LlamaModel.forward",
     ),
     Rule(
@@ -87,9 +77,8 @@ RULES = (
         severity="note",
         subject="norm_output",
         when=_two_meanings,
-        evidence="norm_output is true. SpecForge before PR 879 meant pre-norm feedback by it, since then "
-        "and in "
-        "SGLang it means post-norm.",
+        evidence="norm_output is true. SpecForge before PR 879 meant pre-norm feedback by it, since then and in SGLang "
+        "it means post-norm.",
         consequence="If trained before that change, the tail is lost; the first position is the same either way.",
         remedy="Nothing, unless notebook 02 finds norm_output off to be better: then set it to false.",
         source="sgl-project/SpecForge modeling/draft/llama3_eagle.py; PR 879",
@@ -98,20 +87,18 @@ RULES = (
         kind="norm.before_fc",
         severity="error",
         subject="norm_before_fc",
-        when=_flag("norm_before_fc", "input_norm.weight"),
+        when=_unserved("norm_before_fc", "input_norm.weight"),
         evidence="{said}{held}; SGLang {version} runs no norm before fc: {why}.",
-        consequence="fc gets states of another scale: a strong loss at every position.",
-        remedy="",
+        consequence=_SCALE,
         source=_DRAFT + " LlamaModel.__init__",
     ),
     Rule(
         kind="norm.fc",
         severity="error",
         subject="fc_norm",
-        when=_flag("fc_norm", "fc_norm.0.weight aux_norm_low.weight"),
+        when=_unserved("fc_norm", "fc_norm.0.weight", "aux_norm_low.weight"),
         evidence="{said}{held}; SGLang {version} runs no norm per state before fc: {why}.",
-        consequence="fc gets states of another scale: a strong loss at every position.",
-        remedy="",
+        consequence=_SCALE,
         source=_DRAFT + " LlamaModel.__init__",
     ),
     Rule(
@@ -119,8 +106,7 @@ RULES = (
         severity="warning",
         subject="norm_output",
         when=_no_head_norm,
-        evidence="norm_output is false and norm.weight is all ones, as SpecForge leaves it when the head "
-        "is fed "
+        evidence="norm_output is false and norm.weight is all ones, as SpecForge leaves it when the head is fed "
         "without a norm.",
         consequence="SGLang {version} always applies the norm: a loss at every position.",
         remedy="No flag expresses it: train with norm_output: true (SpecForge) or later than PR 879.",

@@ -8,7 +8,7 @@ from eagle3lib.engine.serving_rules import CONTEXT_OVERRIDE, draft_context
 from eagle3lib.engine.speculation import is_command
 from eagle3lib.engine.trained import added_yarn
 from eagle3lib.findings.finding import Edit
-from eagle3lib.findings.rule import Facts, Inspection, Rule
+from eagle3lib.findings.rule import Facts, Inspection, Rule, drop_flag
 
 _DRAFT = "sgl-project/sglang srt/models/llama_eagle3.py"
 _SMALL = "Small at short contexts, growing with the distance between tokens; a1 falls only for long prompts."
@@ -59,15 +59,13 @@ def _scaling(i: Inspection) -> Iterator[Facts]:
     elif target is None:
         return
     elif target.scaling and not rope.scaling and i.draft.dialect == "speculators":
-        positions, original = (i.draft.max_positions or 0, target.original_positions or i.target.max_positions or 0)
+        positions, original = i.draft.max_positions or 0, target.original_positions or i.target.max_positions or 0
         yield {
             "severity": "warning" if positions > original else "note",
-            "what": f"the target scales its positions ({target.kind}), speculators copies that from it, "
-            "and this config "
-            f"has none (max_position_embeddings {positions:,}, the target's before scaling {original:,})",
-            "remedy": "If it was trained with the target's scaling (converters before speculators PR 574 "
-            "drop it), copy the "
-            "target's rope_scaling.",
+            "what": f"the target scales its positions ({target.kind}), speculators copies that from it, and this "
+            f"config has none (max_position_embeddings {positions:,}, the target's before scaling {original:,})",
+            "remedy": "If it was trained with the target's scaling (converters before speculators PR 574 drop it), "
+            "copy the target's rope_scaling.",
         }
     elif rope.scaling and dict(rope.scaling) != dict(target.scaling or {}) and rope.kind != target.kind:
         yield {
@@ -84,16 +82,15 @@ def _window(i: Inspection) -> Iterator[Facts]:
         return
     limit = min(w for w in (trained, served) if w)
     short = 0 < i.longest_prompt <= limit or i.served.context is not None and i.served.context <= limit
-    say = {None: "the whole context"}
     facts = {
-        "trained": say.get(trained, f"the last {trained} tokens"),
-        "served": say.get(served, f"the last {served} tokens"),
+        "trained": f"the last {trained} tokens" if trained is not None else "the whole context",
+        "served": f"the last {served} tokens" if served is not None else "the whole context",
         "limit": limit,
         "severity": "note" if short else "warning",
     }
     flag = "--speculative-draft-window-size"
     if trained is None:
-        yield {**facts, "remedy": f"Drop {flag}.", "edits": [Edit("launch", flag, None)]}
+        yield {**facts, **drop_flag(flag)}
     elif i.served.version == "0.5.9" or i.draft.mla:
         yield {**facts, "remedy": "No flag expresses it here."}
     else:
@@ -106,14 +103,8 @@ def _window(i: Inspection) -> Iterator[Facts]:
 
 
 def _context(i: Inspection) -> Iterator[Facts]:
-    limit, context, prompt = (draft_context(i.draft, i.launch, i.served.version), i.served.context, i.longest_prompt)
-    forced = i.launch.set_in_env(CONTEXT_OVERRIDE)
-    facts = {
-        "limit": f"{limit:,}",
-        "context": f"{context:,}" if context else "unknown",
-        "prompt": f"{prompt:,}",
-        "env": CONTEXT_OVERRIDE,
-    }
+    limit, context, prompt = draft_context(i.draft, i.launch, i.served.version), i.served.context, i.longest_prompt
+    facts = {"limit": f"{limit:,}", "context": f"{context:,}" if context else "unknown", "prompt": f"{prompt:,}"}
     if any(crash.topic == "context" for crash in i.served.crashes):
         yield {
             **facts,
@@ -124,21 +115,15 @@ def _context(i: Inspection) -> Iterator[Facts]:
             "edits": [Edit("launch", "--context-length", limit)],
         }
     elif prompt > limit:
-        yield {
-            **facts,
-            "effect": f"Prompts of {prompt:,} tokens exceed what the draft saw: acceptance falls with length.",
-        }
+        effect = f"Prompts of {prompt:,} tokens exceed what the draft saw: acceptance falls with length."
+        yield {**facts, "effect": effect}
     elif context and context > limit:
-        effect = (
-            "The override lets it start; nothing is lost while requests stay short."
-            if forced
-            else "Nothing is lost while requests stay short"
-            + (
-                "."
-                if is_command(i.launch)
-                else f"; to start, a server needs --context-length {limit} or {CONTEXT_OVERRIDE}=1."
-            )
-        )
+        effect = "Nothing is lost while requests stay short."
+        if i.launch.set_in_env(CONTEXT_OVERRIDE):
+            effect = "The override lets it start; nothing is lost while requests stay short."
+        elif not is_command(i.launch):
+            cure = f"a server needs --context-length {limit} or {CONTEXT_OVERRIDE}=1."
+            effect = f"Nothing is lost while requests stay short; to start, {cure}"
         yield {**facts, "severity": "note", "effect": effect}
 
 
@@ -150,9 +135,7 @@ RULES = (
         when=_theta,
         evidence="Trained with base {trained}, served with {served}: {why}.",
         consequence=_SMALL,
-        remedy="",
-        source="sgl-project/sglang srt/models/llama.py LlamaDecoderLayer.__init__; Tencent/AngelSlim "
-        "llama_eagle3.py "
+        source="sgl-project/sglang srt/models/llama.py LlamaDecoderLayer.__init__; Tencent/AngelSlim llama_eagle3.py "
         "_init_rope; SafeAILab/EAGLE traineagle3/cnets.py _init_rope",
     ),
     Rule(
@@ -162,7 +145,6 @@ RULES = (
         when=_scaling,
         evidence="Position scaling: {what}.",
         consequence=_SMALL,
-        remedy="",
         source="NVIDIA/Model-Optimizer modelopt/torch/export/plugins/hf_spec_export.py; "
         "vllm-project/speculators PR 574",
     ),
@@ -173,7 +155,6 @@ RULES = (
         when=_window,
         evidence="Trained to see {trained}, served with {served}: SGLang ignores sliding_window and layer_types.",
         consequence="The same up to {limit} tokens, a step down beyond.",
-        remedy="",
         source=_DRAFT + " LlamaForCausalLMEagle3.__init__",
     ),
     Rule(
@@ -181,8 +162,7 @@ RULES = (
         severity="warning",
         subject="max_position_embeddings",
         when=_context,
-        evidence="The draft's config allows {limit} tokens; the served context is {context}, the longest "
-        "prompt "
+        evidence="The draft's config allows {limit} tokens; the served context is {context}, the longest prompt "
         "{prompt} (0: unknown).",
         consequence="{effect}",
         remedy="Keep requests short, or train a draft on longer ones.",

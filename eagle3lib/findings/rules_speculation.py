@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from eagle3lib.engine.speculation import is_command, tree_nodes
 from eagle3lib.findings.finding import Edit
-from eagle3lib.findings.rule import Facts, Inspection, Rule
+from eagle3lib.findings.rule import Facts, Inspection, Rule, drop_flag
 
 _HOOK = "sgl-project/sglang srt/arg_groups/speculative_hook.py _handle_eagle_family"
 _NAMES = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
@@ -21,12 +21,9 @@ def judged(i: Inspection) -> bool:
 def _algorithm(i: Inspection) -> Iterator[Facts]:
     if not judged(i):
         return
-    asked, spec = i.launch.text("speculative_algorithm"), i.served.speculation
-    path, model = i.launch.text("speculative_draft_model_path"), i.launch.text("model_path")
-    right = {
-        "remedy": "Use --speculative-algorithm EAGLE3.",
-        "edits": [Edit("launch", "--speculative-algorithm", "EAGLE3")],
-    }
+    asked, algorithm = i.launch.text("speculative_algorithm"), i.served.speculation.algorithm
+    edits = [Edit("launch", "--speculative-algorithm", "EAGLE3")]
+    right = {"remedy": "Use --speculative-algorithm EAGLE3.", "edits": edits}
     if asked is None:
         meant = any(name.startswith("speculative_") for name in i.launch.flags)
         if is_command(i.launch):
@@ -36,32 +33,26 @@ def _algorithm(i: Inspection) -> Iterator[Facts]:
                 "text": "no --speculative-algorithm" + (" beside other speculative flags" if meant else ""),
                 "effect": "Speculation is off and the draft is never loaded.",
             }
-        return
-    if spec.algorithm == "EAGLE":
-        yield {
-            **right,
-            "text": f"--speculative-algorithm {asked} with an EAGLE-3 draft",
-            "effect": "No states are captured, fc is skipped, d2t is not used and the target's head "
-            "replaces the draft's: "
-            "accept length 1.00 in most reports (1.25 for 1.47 on a small pair).",
-        }
-        return
-    if spec.algorithm != "EAGLE3":
-        yield {
-            **right,
-            "text": f"--speculative-algorithm {asked} with an EAGLE-3 draft",
-            "effect": "The draft is not served as EAGLE-3, or the server stops.",
-        }
-        return
-    same = path is not None and model is not None and PurePath(path) == PurePath(model)
-    if path is None or same:
-        yield {
-            "severity": "error" if is_command(i.launch) else "note",
-            "subject": "--speculative-draft-model-path",
-            "text": "--speculative-draft-model-path " + (f"{path} is the target itself" if same else "is not given"),
-            "effect": "SGLang loads the target as the draft and stops (no hot_token_id or no set_embed).",
-            "remedy": "Give the draft's folder as --speculative-draft-model-path.",
-        }
+    elif algorithm != "EAGLE3":
+        effect = "The draft is not served as EAGLE-3, or the server stops."
+        if algorithm == "EAGLE":
+            effect = (
+                "No states are captured, fc is skipped, d2t is not used and the target's head replaces the draft's: "
+                "accept length 1.00 in most reports (1.25 for 1.47 on a small pair)."
+            )
+        yield {**right, "text": f"--speculative-algorithm {asked} with an EAGLE-3 draft", "effect": effect}
+    else:
+        flag = "--speculative-draft-model-path"
+        path, model = i.launch.text("speculative_draft_model_path"), i.launch.text("model_path")
+        same = path is not None and model is not None and PurePath(path) == PurePath(model)
+        if path is None or same:
+            yield {
+                "severity": "error" if is_command(i.launch) else "note",
+                "subject": flag,
+                "text": f"{flag} {path} is the target itself" if same else f"{flag} is not given",
+                "effect": "SGLang loads the target as the draft and stops (no hot_token_id or no set_embed).",
+                "remedy": f"Give the draft's folder as {flag}.",
+            }
 
 
 def _steps(i: Inspection) -> Iterator[Facts]:
@@ -89,8 +80,7 @@ def _steps(i: Inspection) -> Iterator[Facts]:
         yield {
             **facts,
             "severity": "warning",
-            "text": f"a tree of {spec.num_steps} steps ({tree_nodes(spec.num_steps, spec.topk)} nodes) "
-            "is cut to "
+            "text": f"a tree of {spec.num_steps} steps ({tree_nodes(spec.num_steps, spec.topk)} nodes) is cut to "
             f"{spec.num_draft_tokens - 1} drafts",
             "effect": "The deepest drafts are computed and can never be accepted.",
             **_settings(spec.num_steps, spec.topk, 2 * (spec.num_steps + 1)),
@@ -106,16 +96,14 @@ def _steps(i: Inspection) -> Iterator[Facts]:
 
 
 def _settings(steps: int, topk: int, tokens: int) -> Facts:
-    values = (steps, topk, tokens)
-    flags = " ".join(f"{name} {value}" for name, value in zip(_NAMES, values, strict=True))
-    words = (
-        "a chain of three, the usual start"
-        if values == (3, 1, 4)
-        else (f"a chain of {steps}" if topk == 1 else "a tree that holds its deepest path")
-    )
+    values = dict(zip(_NAMES, (steps, topk, tokens), strict=True))
+    words = f"a chain of {steps}" if topk == 1 else "a tree that holds its deepest path"
+    if (steps, topk, tokens) == (3, 1, 4):
+        words = "a chain of three, the usual start"
+    flags = " ".join(f"{name} {value}" for name, value in values.items())
     return {
         "remedy": f"Use {flags} ({words}); notebook 05 measures which length pays.",
-        "edits": [Edit("launch", name, value) for name, value in zip(_NAMES, values, strict=True)],
+        "edits": [Edit("launch", name, value) for name, value in values.items()],
     }
 
 
@@ -124,14 +112,8 @@ def _refused(i: Inspection) -> Iterator[Facts]:
         if crash.topic in ("backend", "flag"):
             flag = next((word for word in crash.text.split() if word.startswith("--")), "--attention-backend")
             drop = crash.topic == "flag" or "rejection" in flag
-            yield {
-                "subject": flag,
-                "text": crash.text,
-                "remedy": f"Drop {flag}."
-                if drop
-                else "Use --speculative-eagle-topk 1, page size 1 or another backend.",
-                "edits": [Edit("launch", flag, None)] if drop else [],
-            }
+            other = {"remedy": "Use --speculative-eagle-topk 1, page size 1 or another backend."}
+            yield {"subject": flag, "text": crash.text, **(drop_flag(flag) if drop else other)}
 
 
 RULES = (
@@ -142,7 +124,6 @@ RULES = (
         when=_algorithm,
         evidence="{text}.",
         consequence="{effect}",
-        remedy="",
         source=_HOOK,
     ),
     Rule(
@@ -152,7 +133,6 @@ RULES = (
         when=_steps,
         evidence="Asked: {shown}. {text}. Effective: {effective}.",
         consequence="{effect}",
-        remedy="",
         source=_HOOK,
     ),
     Rule(
@@ -162,7 +142,6 @@ RULES = (
         when=_refused,
         evidence="{text}.",
         consequence="The server stops at start.",
-        remedy="",
         source=_HOOK,
     ),
 )

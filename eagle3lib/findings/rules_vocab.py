@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eagle3lib.engine.loading import shares_embedding
-from eagle3lib.findings.finding import Edit
-from eagle3lib.findings.rule import Facts, Inspection, Rule
+from eagle3lib.findings.rule import Facts, Inspection, Rule, set_config
 
 _LOAD = "sgl-project/sglang srt/models/llama_eagle3.py load_weights"
 #: Where trainers leave the vocabulary map outside of the weights.
@@ -14,24 +13,19 @@ _SIDE_FILES = ("d2t.pt", "d2t.npy", "vocab_mapping.pt", "vocab_mapping/vocab_map
 
 
 def _map(i: Inspection) -> Iterator[Facts]:
+    folder = i.checkpoint.folder if i.checkpoint else None
+    beside = ", ".join(name for name in _SIDE_FILES if folder and (folder / name).exists())
     cures = {
-        "missing": "Export d2t with the weights (look for d2t.pt, d2t.npy, vocab_mapping.pt or "
-        "eagle_meta.pt beside the training run).",
+        "missing": f"Export d2t with the weights: {beside} lies beside them."
+        if beside
+        else "Export d2t with the weights (look for d2t.pt, d2t.npy, vocab_mapping.pt or eagle_meta.pt beside the "
+        "training run).",
         "absolute": "Store offsets: d2t[i] = target id - i.",
-        "zero": "Export the mapping that the head was trained with.",
         "t2d": "Make t2d from d2t: true exactly at i + d2t[i].",
     }
-    folder = i.checkpoint.folder if i.checkpoint else None
-    beside = [name for name in _SIDE_FILES if folder and (folder / name).exists()]
-    if beside:
-        cures["missing"] = f"Export d2t with the weights: {', '.join(beside)} lies beside them."
-    for fault in i.weights.vocab:
-        yield {
-            "kind": fault.kind,
-            "text": fault.text,
-            "severity": "warning" if fault.kind == "t2d" else "error",
-            "remedy": cures.get(fault.kind, "Export the mapping that the head was trained with."),
-        }
+    for kind, text in i.weights.vocab:
+        remedy = cures.get(kind, "Export the mapping that the head was trained with.")
+        yield {"kind": kind, "text": text, "severity": "warning" if kind == "t2d" else "error", "remedy": remedy}
 
 
 def _head(i: Inspection) -> Iterator[Facts]:
@@ -40,23 +34,21 @@ def _head(i: Inspection) -> Iterator[Facts]:
         return
     expected = size or vocab
     if expected and rows != expected:
-        length = i.weights.map_length
-        agrees = length in (None, rows)
+        length, stated = i.weights.map_length, size if size is not None else "not given"
+        cure = set_config("draft_vocab_size", rows) if length in (None, rows) else {}
         yield {
-            "text": f"lm_head.weight has {rows:,} rows, the config expects {expected:,} (draft_vocab_size "
-            f"{size if size is not None else 'not given'}, vocab_size {vocab}), d2t has {length or 'no'} "
-            "entries",
+            "text": f"lm_head.weight has {rows:,} rows, the config expects {expected:,} (draft_vocab_size {stated}, "
+            f"vocab_size {vocab}), d2t has {length or 'no'} entries",
             "effect": "The server stops while it loads the weights.",
-            "remedy": f"Set draft_vocab_size to {rows}." if agrees else "Export head and d2t of one making.",
-            "edits": [Edit("draft config", "draft_vocab_size", rows)] if agrees else [],
+            "remedy": "Export head and d2t of one making.",
+            **cure,
         }
         return
     matches = i.weights.head_matches
     if matches and matches[1] >= max(4, 0.75 * matches[2]) and matches[0] <= matches[1] / 4:
         yield {
-            "text": f"of {matches[2]} probed rows of lm_head.weight, {matches[1]} lie close to a row of "
-            "the target's head, "
-            f"and for {matches[0]} of them it is the row that d2t names",
+            "text": f"of {matches[2]} probed rows of lm_head.weight, {matches[1]} lie close to a row of the target's "
+            f"head, and for {matches[0]} of them it is the row that d2t names",
             "effect": "Draft tokens are decoded to other tokens than the head means: expect accept length 1.00.",
             "remedy": "Export the d2t that this head was trained with (a map made anew, or a stale cache, is another).",
         }
@@ -66,32 +58,24 @@ def _tied(i: Inspection) -> Iterator[Facts]:
     if not i.draft.tied or not i.draft.reduced:
         return
     own = i.checkpoint.find("lm_head.weight") if i.checkpoint else None
-    remedy = "Set tie_word_embeddings to false."
+    cure = set_config("tie_word_embeddings", False)
     if own:
         said = f"the file's {own.name} {list(own.shape)} is dropped"
     elif i.checkpoint is None:
         said = "the weights are not known"
     else:
-        said, remedy = "the file holds no lm_head.weight", remedy + " And export the head that was trained."
-    yield {
-        "size": f"{i.draft.draft_vocab_size:,}",
-        "vocab": f"{i.draft.vocab_size:,}",
-        "own": said,
-        "remedy": remedy,
-        "edits": [Edit("draft config", "tie_word_embeddings", False)],
-    }
+        said = "the file holds no lm_head.weight"
+        cure = {**cure, "remedy": cure["remedy"] + " And export the head that was trained."}
+    yield {"size": f"{i.draft.draft_vocab_size:,}", "vocab": f"{i.draft.vocab_size:,}", "own": said, **cure}
 
 
 def _embed(i: Inspection) -> Iterator[Facts]:
     error = i.weights.embed_error
     own = i.checkpoint.find("embed_tokens.weight") if i.checkpoint else None
     if error is not None and error > 0.01:
-        yield {
-            "subject": own.name,
-            "text": "has another shape than the target's"
-            if error == float("inf")
-            else f"differs from the target's by {100 * error:.3g} % (relative error)",
-        }
+        differs = f"differs from the target's by {100 * error:.3g} % (relative error)"
+        text = "has another shape than the target's" if error == float("inf") else differs
+        yield {"subject": own.name, "text": text}
     elif own and error is None and shares_embedding(i.draft):
         yield {"subject": own.name, "severity": "note", "text": "could not be compared with the target's (not given)"}
 
@@ -103,10 +87,8 @@ RULES = (
         subject="d2t",
         when=_map,
         evidence="{text}.",
-        consequence="Draft tokens are decoded to wrong target tokens, or out of range: expect accept "
-        "length 1.00 or "
-        "a crash.",
-        remedy="",
+        consequence="Draft tokens are decoded to wrong target tokens, or out of range: expect accept length 1.00 or a "
+        "crash.",
         source=_LOAD + " (hot_token_id = d2t + arange)",
     ),
     Rule(
@@ -116,7 +98,6 @@ RULES = (
         when=_head,
         evidence="{text}.",
         consequence="{effect}",
-        remedy="",
         source=_LOAD,
     ),
     Rule(
@@ -125,10 +106,8 @@ RULES = (
         subject="tie_word_embeddings",
         when=_tied,
         evidence="tie_word_embeddings is true with a draft vocabulary of {size} out of {vocab}; {own}.",
-        consequence="SGLang {version} takes the first {size} rows of the embedding for the head: expect "
-        "accept "
-        "length about 1.00.",
-        remedy="",
+        consequence="SGLang {version} takes the first {size} rows of the embedding for the head: expect accept length "
+        "about 1.00.",
         source="sgl-project/sglang srt/models/llama_eagle3.py LlamaForCausalLMEagle3.__init__",
     ),
     Rule(
@@ -137,8 +116,7 @@ RULES = (
         subject="embed_tokens.weight",
         when=_embed,
         evidence="The draft's own embedding {text}.",
-        consequence="SGLang {version} puts the target's embedding in its place, so what it learned is "
-        "lost at every "
+        consequence="SGLang {version} puts the target's embedding in its place, so what it learned is lost at every "
         "position.",
         remedy="No flag keeps it: serve with vLLM, or train with a frozen embedding.",
         source="sgl-project/sglang srt/speculative/eagle_worker_v2.py init_lm_head",

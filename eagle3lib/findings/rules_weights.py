@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from eagle3lib.engine.loading import aux_count
-from eagle3lib.findings.finding import Edit
-from eagle3lib.findings.rule import Facts, Inspection, Rule
+from eagle3lib.findings.rule import Facts, Inspection, Rule, set_config
 
 _LOAD = "sgl-project/sglang srt/models/llama_eagle3.py load_weights"
-#: Tensors that carry no training, and those that rules of their own speak of.
-_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|(^|\.)verifier_")
-_SPOKEN_OF = re.compile(r"self_attn\.[qk]_norm\.|self_attn\.(q|k|v|qkv)_proj\.bias$|(^|\.)mask_hidden$")
+#: Tensors that carry no training, or that rules of their own speak of.
+_SPOKEN_OF = re.compile(
+    r"rotary_emb\.inv_freq$|(^|\.)verifier_|self_attn\.[qk]_norm\.|self_attn\.(q|k|v|qkv)_proj\.bias$|(^|\.)mask_hidden$"
+)
 
 
 def _some(names: Sequence[str], most: int = 6) -> str:
@@ -63,60 +63,45 @@ def _prefix(unread: Sequence[str]) -> str:
 
 
 def _unread(i: Inspection) -> Iterator[Facts]:
-    names = (
-        [
-            n
-            for n in i.served.loading.unread
-            if not _HARMLESS.search(n)
-            and not _SPOKEN_OF.search(n)
-            and not (n.endswith("lm_head.weight") and i.draft.tied and i.draft.reduced)
-        ]
-        if i.served.loading
-        else []
-    )
+    spoken_of = i.draft.tied and i.draft.reduced  # vocab.tied_head speaks of the head
+    names = [
+        name
+        for name in (i.served.loading.unread if i.served.loading else ())
+        if not _SPOKEN_OF.search(name) and not (spoken_of and name.endswith("lm_head.weight"))
+    ]
     if not names:
         return
-    prefix = _prefix(names)
-    old = i.served.version == "0.5.9" and any(re.match(r"(model\.)?layers\.0\.", n) for n in names)
-    remedy = (
-        f"Strip the prefix {prefix!r} from the tensor names."
-        if prefix
-        else "Rename layers.0. to midlayer., or use SGLang 0.5.23."
-        if old
-        else "Find out which switch these belong to; if none, rename or remove them."
-    )
+    remedy = "Find out which switch these belong to; if none, rename or remove them."
+    if prefix := _prefix(names):
+        remedy = f"Strip the prefix {prefix!r} from the tensor names."
+    elif i.served.version == "0.5.9" and any(re.match(r"(model\.)?layers\.0\.", name) for name in names):
+        remedy = "Rename layers.0. to midlayer., or use SGLang 0.5.23."
     yield {"count": len(names), "names": _some(names), "subject": names[0], "remedy": remedy}
 
 
 def _shape(i: Inspection) -> Iterator[Facts]:
+    width = i.target.hidden_size if i.target else 0
     for name, there, here in i.served.loading.misshapen if i.served.loading else ():
-        facts = {"name": name, "there": list(there), "here": list(here), "subject": name}
         if name.endswith("lm_head.weight") and there[1:] == here[1:]:
             continue  # vocab.head_mismatch
-        taps = aux_count(i.draft, i.served.version)
-        if name.endswith("fc.weight") and len(there) == 2 and there[0] == here[0]:
-            width = i.target.hidden_size if i.target else 0
-            if width and there[1] == taps * width:
-                yield {
-                    **facts,
-                    "remedy": f"Set target_hidden_size to {width}.",
-                    "edits": [Edit("draft config", "target_hidden_size", width)],
-                }
-                continue
-            if width and there[1] % width == 0:
+        cure: Facts = {"remedy": "Use the config that these weights were exported with."}
+        if width and name.endswith("fc.weight") and len(there) == 2 and there[0] == here[0]:
+            if there[1] == aux_count(i.draft, i.served.version) * width:
+                cure = set_config("target_hidden_size", width)
+            elif there[1] % width == 0:
                 continue  # aux.count
-        yield {**facts, "remedy": "Use the config that these weights were exported with."}
+        yield {"name": name, "there": list(there), "here": list(here), "subject": name, **cure}
 
 
 def _broken(i: Inspection) -> Iterator[Facts]:
     for what in dict.fromkeys(bad.what for bad in i.weights.broken):
-        all_bad = [bad for bad in i.weights.broken if bad.what == what]
+        alike = [bad for bad in i.weights.broken if bad.what == what]
         yield {
-            "names": _some([bad.name for bad in all_bad]),
+            "names": _some([bad.name for bad in alike]),
             "what": what,
-            "subject": all_bad[0].name,
-            "count": f"{sum(bad.count for bad in all_bad):,}",
-            "seen": f"{sum(bad.seen for bad in all_bad):,}",
+            "subject": alike[0].name,
+            "count": f"{sum(bad.count for bad in alike):,}",
+            "seen": f"{sum(bad.seen for bad in alike):,}",
             "effect": "Logits become NaN: next to nothing is accepted."
             if "NaN" in what
             else "Training leaves no such tensor: the draft cannot work as trained.",
@@ -124,8 +109,8 @@ def _broken(i: Inspection) -> Iterator[Facts]:
 
 
 def _ones(i: Inspection) -> Iterator[Facts]:
-    if i.weights.ones:
-        yield {"names": _some(i.weights.ones), "count": len(i.weights.ones), "subject": i.weights.ones[0]}
+    if ones := i.weights.ones:
+        yield {"names": _some(ones), "count": len(ones), "subject": ones[0]}
 
 
 RULES = (
@@ -136,7 +121,6 @@ RULES = (
         when=_unsafe,
         evidence="{found}; expected {expected}.",
         consequence="The file was not read: reading it could run code or leave the folder.",
-        remedy="",
         source="pytorch torch.load weights_only",
     ),
     Rule(
@@ -145,11 +129,8 @@ RULES = (
         subject="weights",
         when=_missing,
         evidence="In the weights, {what}.",
-        consequence="SGLang {version} starts without a word and serves initial values (ones for norms, "
-        "anything for "
-        "matrices): accept "
-        "length near 1.00 if head, fc or projections are among them.",
-        remedy="",
+        consequence="SGLang {version} starts without a word and serves initial values (ones for norms, anything for "
+        "matrices): accept length near 1.00 if head, fc or projections are among them.",
         source=_LOAD,
     ),
     Rule(
@@ -159,7 +140,6 @@ RULES = (
         when=_unread,
         evidence="{count} tensors in the file are never loaded by SGLang {version}: {names}.",
         consequence="What they learned is lost without a word.",
-        remedy="",
         source=_LOAD,
     ),
     Rule(
@@ -169,7 +149,6 @@ RULES = (
         when=_shape,
         evidence="{name} is {there} in the file, {here} by the config.",
         consequence="The server stops while it loads the weights.",
-        remedy="",
         source=_LOAD,
     ),
     Rule(

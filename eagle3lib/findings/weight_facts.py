@@ -34,12 +34,8 @@ class Broken:
     seen: int
 
 
-@dataclass(frozen=True)
-class VocabFault:
-    """One thing wrong with the vocabulary map; ``kind`` is the suffix of ``vocab.map``."""
-
-    kind: str
-    text: str
+#: What is wrong with the vocabulary map: the suffix of ``vocab.map``, and words.
+VocabFault = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -77,15 +73,8 @@ def weight_facts(
     matches = None
     if d2t is not None and not faults and head and target_weights and len(head.shape) == 2 and rows == len(d2t):
         matches = _head_matches(checkpoint, head.name, d2t, target_weights)
-    return WeightFacts(
-        broken,
-        ones,
-        faults,
-        None if d2t is None else d2t.numel(),
-        rows,
-        _embed_error(draft, checkpoint, target_weights),
-        matches,
-    )
+    length, error = None if d2t is None else d2t.numel(), _embed_error(draft, checkpoint, target_weights)
+    return WeightFacts(broken, ones, faults, length, rows, error, matches)
 
 
 def _values(draft: DraftConfig, checkpoint: Checkpoint) -> tuple[tuple[Broken, ...], tuple[str, ...]]:
@@ -121,51 +110,38 @@ def _vocab(draft: DraftConfig, d2t: Tensor | None, t2d: Tensor | None, vocab: in
     """What is wrong with a draft's vocabulary map: ``target id = draft id + d2t[draft id]``."""
     if d2t is None:
         if draft.reduced:
-            yield VocabFault(
-                "missing",
-                f"draft_vocab_size {draft.draft_vocab_size:,} of {draft.vocab_size:,}, and no "
-                "d2t in the weights: draft id i is taken for target id i",
-            )
+            kept = f"draft_vocab_size {draft.draft_vocab_size:,} of {draft.vocab_size:,}"
+            yield "missing", f"{kept}, and no d2t in the weights: draft id i is taken for target id i"
         return
     if d2t.ndim != 1 or d2t.dtype.is_floating_point or d2t.dtype == torch.bool:
-        yield VocabFault("dtype", f"d2t is {d2t.dtype} of shape {list(d2t.shape)}, not a list of integer offsets")
+        yield "dtype", f"d2t is {d2t.dtype} of shape {list(d2t.shape)}, not a list of integer offsets"
         return
     size = len(d2t)
-    expected = draft.draft_vocab
-    if expected and size != expected:
-        yield VocabFault("length", f"d2t has {size:,} entries, the config says draft_vocab_size {expected:,}")
+    if draft.draft_vocab and size != draft.draft_vocab:
+        yield "length", f"d2t has {size:,} entries, the config says draft_vocab_size {draft.draft_vocab:,}"
     ids = d2t.long() + torch.arange(size)
     if t2d is not None and (t2d.ndim != 1 or vocab and len(t2d) != vocab):
-        yield VocabFault("t2d", f"t2d is of shape {list(t2d.shape)}, the target's vocabulary has {vocab or 0:,}")
+        yield "t2d", f"t2d is of shape {list(t2d.shape)}, the target's vocabulary has {vocab or 0:,}"
         t2d = None
     member = None if t2d is None else t2d != 0
     out = int(((ids < 0) | (ids >= vocab)).sum()) if vocab else 0
     if _absolute(d2t.long(), ids, member, vocab):
-        yield VocabFault(
-            "absolute",
-            f"d2t holds target ids (largest {int(d2t.max()):,}), not offsets: {out:,} of "
-            f"{size:,} draft ids leave the vocabulary of {vocab or 0:,}",
-        )
+        left = f"{out:,} of {size:,} draft ids leave the vocabulary of {vocab or 0:,}"
+        yield "absolute", f"d2t holds target ids (largest {int(d2t.max()):,}), not offsets: {left}"
         return
     if out:
-        yield VocabFault("range", f"{out:,} of {size:,} draft ids map outside the vocabulary of {vocab:,}")
+        yield "range", f"{out:,} of {size:,} draft ids map outside the vocabulary of {vocab:,}"
         return
-    double = size - len(ids.unique())
-    if double:
-        yield VocabFault("duplicates", f"{double:,} of {size:,} draft ids map to a target id that another one has")
+    if double := size - len(ids.unique()):
+        yield "duplicates", f"{double:,} of {size:,} draft ids map to a target id that another one has"
     if member is not None:
         marked, wrong = int(member.sum()), int((~member[ids]).sum())
         if wrong or marked != size:
-            yield VocabFault(
-                "t2d",
-                f"t2d marks {marked:,} target ids, d2t has {size:,}; {wrong:,} of those that d2t names are not marked",
-            )
+            unmarked = f"{wrong:,} of those that d2t names are not marked"
+            yield "t2d", f"t2d marks {marked:,} target ids, d2t has {size:,}; {unmarked}"
     elif draft.reduced and not bool(d2t.any()):
-        yield VocabFault(
-            "zero",
-            f"all {size:,} offsets are 0, as before any map is made: the draft would mean the "
-            f"first {size:,} target ids",
-        )
+        meant = f"the draft would mean the first {size:,} target ids"
+        yield "zero", f"all {size:,} offsets are 0, as before any map is made: {meant}"
 
 
 def _absolute(d2t: Tensor, ids: Tensor, member: Tensor | None, vocab: int | None) -> bool:
@@ -177,7 +153,7 @@ def _absolute(d2t: Tensor, ids: Tensor, member: Tensor | None, vocab: int | None
 
 
 def _embed_error(draft: DraftConfig, checkpoint: Checkpoint, target: Checkpoint | None) -> float | None:
-    own, theirs = (checkpoint.find("embed_tokens.weight"), target.find("embed_tokens.weight") if target else None)
+    own, theirs = checkpoint.find("embed_tokens.weight"), target.find("embed_tokens.weight") if target else None
     if own is None or theirs is None or not shares_embedding(draft):
         return None
     if own.shape != theirs.shape:
@@ -193,11 +169,8 @@ def _head_matches(checkpoint: Checkpoint, name: str, d2t: Tensor, target: Checkp
     if theirs is None or len(theirs.shape) != 2 or own.shape[1:] != theirs.shape[1:]:
         return None
     sizes = [torch.Size(shape).numel() for shape in (own.shape, theirs.shape)]
-    if (
-        not min(sizes) > 0
-        or max(sizes) > SEARCHED
-        or int((d2t.long() + torch.arange(len(d2t))).max()) >= theirs.shape[0]
-    ):
+    ids = d2t.long() + torch.arange(len(d2t))
+    if min(sizes) == 0 or max(sizes) > SEARCHED or int(ids.max()) >= theirs.shape[0]:
         return None
     head = checkpoint.tensor(name)
     rows = torch.linspace(0, len(d2t) - 1, min(PROBES, len(d2t))).round().long().unique()
@@ -207,7 +180,7 @@ def _head_matches(checkpoint: Checkpoint, name: str, d2t: Tensor, target: Checkp
     # the nearest of V random directions has a cosine of about sqrt(2 ln V / H)
     chance = 1.5 * math.sqrt(2 * math.log(max(len(full), 2)) / full.shape[1])
     close = min(0.98, max(0.6, chance))
-    mapped = d2t.long()[rows] + rows
+    mapped = ids[rows]
     named = (probe * normalize(full[mapped].float() - centre, dim=-1)).sum(-1)
     if (named > close).float().mean() > 0.25:
         return (int((named > close).sum()),) * 2 + (len(rows),)
