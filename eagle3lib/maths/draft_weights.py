@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from eagle3lib.errors import InputError
+from eagle3lib.maths.mla import Latent
 from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import DraftConfig
+from eagle3lib.reading.latent import LatentShape
 
 #: Other names of the same tensors (SGLang ``LlamaForCausalLMEagle3.load_weights``, and SpecForge's exports).
 ALIASES = {
@@ -29,11 +32,14 @@ class Linear:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. q, k and v of the first layer read ``2H``, all else reads ``H``."""
+    """One decoder layer. q, k and v of the first layer read ``2H``, all else reads ``H``.
 
-    q: Linear
-    k: Linear
-    v: Linear
+    An MLA layer has ``latent`` in the place of q, k and v.
+    """
+
+    q: Linear | None
+    k: Linear | None
+    v: Linear | None
     o: Linear
     gate: Tensor
     up: Tensor
@@ -43,6 +49,12 @@ class Layer:
     hidden_norm: Tensor | None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
+    latent: Latent | None = None
+
+    @property
+    def value_dim(self) -> int | None:
+        """How much of a head's output the output projection reads; ``None``: all of it."""
+        return None if self.latent is None else self.latent.value
 
 
 @dataclass(frozen=True)
@@ -96,12 +108,14 @@ class Draft:
         _check_device(device)
         config = DraftConfig.open(folder)
         where = Path(folder).name
-        if config.mla or "kv_lora_rank" in config.raw:
-            raise InputError(where, f"an MLA draft ({config.architecture})", "a Llama-style draft")
-        if not (config.hidden_size and config.heads and config.kv_heads and config.head_dim):
-            raise InputError(f"{where}: config.json", "no hidden_size or num_attention_heads", "the draft's geometry")
         tensors = _Tensors(Checkpoint.open(folder), dtype, device)
-        width, head_dim = config.hidden_size, config.head_dim
+        latent = config.latent if "layers.0.self_attn.kv_b_proj.weight" in tensors.names else None
+        width, head_dim = config.hidden_size, config.head_dim if latent is None else latent.nope + latent.rope
+        if not (width and config.heads and config.kv_heads and head_dim):
+            raise InputError(
+                f"{where}: config.json", "no hidden_size, num_attention_heads or sizes of a head",
+                "the draft's geometry", "MLA needs kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim",
+            )  # fmt: skip
         fc = tensors.linear("fc", width, None)
         target_width = width if target_embedding is None else target_embedding.shape[1]
         target_width = config.target_hidden_size or target_width
@@ -116,10 +130,7 @@ class Draft:
             fc=fc,
             input_norm=tensors.get("input_norm.weight", (slots * target_width,)),
             slot_norms=tensors.family("fc_norm.{}.weight", slots, (target_width,)),
-            layers=tuple(
-                _layer(tensors, i, width, config.heads * head_dim, config.kv_heads * head_dim)
-                for i in range(config.layers)
-            ),
+            layers=tuple(_layer(tensors, i, config, latent) for i in range(config.layers)),
             norm=tensors.need("norm.weight", (width,)),
             lm_head=lm_head,
             own_embedding=tensors.get("embed_tokens.weight", (None, width)),
@@ -127,7 +138,7 @@ class Draft:
             d2t=tensors.get("d2t", (None,)),
             slots=slots,
             heads=config.heads,
-            kv_heads=config.kv_heads,
+            kv_heads=config.kv_heads if latent is None else config.heads,
             head_dim=head_dim,
             eps=config.rms_norm_eps,
             max_positions=config.max_positions or 2048,
@@ -172,24 +183,59 @@ class _Tensors:
         return tuple(self.need(pattern.format(i), shape) for i in range(count))
 
 
-def _layer(tensors: _Tensors, index: int, width: int, q_out: int, kv_out: int) -> Layer:
-    at = f"layers.{index}."
+def _layer(tensors: _Tensors, index: int, config: DraftConfig, latent: LatentShape | None) -> Layer:
+    at, width = f"layers.{index}.", config.hidden_size
     wide = 2 * width if index == 0 else width
-    names = {name: f"{at}self_attn.{name}_proj" for name in "qkvo"}
+    own = f"{at}self_attn."
+    attention = _heads(tensors, own, wide, config) if latent is None else _latent(tensors, own, wide, config, latent)
     return Layer(
-        q=tensors.linear(names["q"], q_out, wide),
-        k=tensors.linear(names["k"], kv_out, wide),
-        v=tensors.linear(names["v"], kv_out, wide),
-        o=tensors.linear(names["o"], width, q_out),
+        **attention,
         gate=tensors.need(f"{at}mlp.gate_proj.weight", (None, width)),
         up=tensors.need(f"{at}mlp.up_proj.weight", (None, width)),
         down=tensors.need(f"{at}mlp.down_proj.weight", (width, None)),
         post_norm=tensors.need(f"{at}post_attention_layernorm.weight", (width,)),
         input_norm=tensors.get(f"{at}input_layernorm.weight", (width,)),
         hidden_norm=tensors.get(f"{at}hidden_norm.weight", (width,)),
-        q_norm=tensors.get(f"{at}self_attn.q_norm.weight", (None,)),
-        k_norm=tensors.get(f"{at}self_attn.k_norm.weight", (None,)),
     )
+
+
+def _heads(tensors: _Tensors, at: str, wide: int, config: DraftConfig) -> dict[str, Any]:
+    q_out, kv_out = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return {
+        "q": tensors.linear(f"{at}q_proj", q_out, wide),
+        "k": tensors.linear(f"{at}k_proj", kv_out, wide),
+        "v": tensors.linear(f"{at}v_proj", kv_out, wide),
+        "o": tensors.linear(f"{at}o_proj", config.hidden_size, q_out),
+        "q_norm": tensors.get(f"{at}q_norm.weight", (None,)),
+        "k_norm": tensors.get(f"{at}k_norm.weight", (None,)),
+    }
+
+
+def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig, g: LatentShape) -> dict[str, Any]:
+    """q and kv down projections come apart or, as engines hold them, as one; SGLang has no biases here."""
+    heads, q_out, kv_rows = config.heads, config.heads * (g.nope + g.rope), g.kv_rank + g.rope
+    q_down = q_norm = fused = None
+    if g.q_rank is None:
+        q_up = tensors.need(f"{at}q_proj.weight", (q_out, wide))
+    else:
+        fused = tensors.get(f"{at}fused_qkv_a_proj_with_mqa.weight", (g.q_rank + kv_rows, wide))
+        q_down = tensors.need(f"{at}q_a_proj.weight", (g.q_rank, wide)) if fused is None else fused[: g.q_rank]
+        q_norm = tensors.need(f"{at}q_a_layernorm.weight", (g.q_rank,))
+        q_up = tensors.need(f"{at}q_b_proj.weight", (q_out, g.q_rank))
+    latent = Latent(
+        q_down=q_down,
+        q_norm=q_norm,
+        q_up=q_up,
+        kv_down=tensors.need(f"{at}kv_a_proj_with_mqa.weight", (kv_rows, wide)) if fused is None else fused[g.q_rank :],
+        kv_norm=tensors.need(f"{at}kv_a_layernorm.weight", (g.kv_rank,)),
+        kv_up=tensors.need(f"{at}kv_b_proj.weight", (heads * (g.nope + g.value), g.kv_rank)),
+        nope=g.nope,
+        rope=g.rope,
+        value=g.value,
+        interleaved=g.interleaved,
+    )
+    o = Linear(tensors.need(f"{at}o_proj.weight", (config.hidden_size, heads * g.value)))
+    return {"q": None, "k": None, "v": None, "o": o, "latent": latent}
 
 
 def _check_device(device: str | torch.device) -> None:

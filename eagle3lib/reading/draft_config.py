@@ -11,6 +11,7 @@ from typing import Any
 from eagle3lib.errors import InputError
 from eagle3lib.reading.dialects import Dialect, dialect_of
 from eagle3lib.reading.files import inside, parse_object, read_text
+from eagle3lib.reading.latent import LatentShape, read_latent
 from eagle3lib.reading.rope import Rope, read_rope
 
 #: Where aux ids may stand, the first found wins; the dotted path is shown with every finding.
@@ -48,6 +49,7 @@ class DraftConfig:
     heads: int | None
     kv_heads: int | None
     head_dim: int | None
+    latent: LatentShape | None
     rms_norm_eps: float
     vocab_size: int | None
     draft_vocab_size: int | None
@@ -77,7 +79,7 @@ class DraftConfig:
 
     @property
     def mla(self) -> bool:
-        """True when SGLang serves this architecture with multi-latent attention."""
+        """True when SGLang serves this architecture with multi-head latent attention."""
         return self.architecture == "Eagle3DeepseekV2ForCausalLM"
 
     @property
@@ -210,7 +212,7 @@ class _Reader:
             layers = self.fill("num_hidden_layers", 1)
         if heads and not kv_heads:
             kv_heads = self.fill("num_key_value_heads", heads)
-        if not head_dim and heads and hidden and "kv_lora_rank" not in self.flat:
+        if not head_dim and heads and hidden and ("kv_lora_rank" not in self.flat or architecture.startswith("Llama")):
             head_dim = self.fill("head_dim", hidden // heads)
         eps = self.flat.get("rms_norm_eps")
         if eps is not None and (isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < 1):
@@ -235,6 +237,7 @@ class _Reader:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
+            latent=read_latent(self.flat),
             rms_norm_eps=float(self.fill("rms_norm_eps", 1e-6) if eps is None else eps),
             vocab_size=self.integer("vocab_size"),
             draft_vocab_size=self.integer("draft_vocab_size", "truncated_vocab_size"),

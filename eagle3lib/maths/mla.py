@@ -1,0 +1,94 @@
+"""Multi-head latent attention: full heads of q, k and v out of two low-rank latents.
+
+DeepSeek-V2 (arXiv 2405.04434, 2.1). SGLang serves it in drafts as ``srt/models/kimi_k25_eagle3.py`` on top of
+``srt/models/deepseek_v2.py`` ``DeepseekV2AttentionMLA``: the down projections read the doubled input, one
+rotary key is shared by all heads, and rotary pairs lie side by side where Llama has them in two halves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3lib.maths.kernels import rms_norm, rotate
+
+
+@dataclass(frozen=True)
+class Latent:
+    """The projections of one layer; ``nope`` values of a head's key do not turn, ``rope`` values do.
+
+    Without ``q_down`` (``q_lora_rank`` null) ``q_up`` reads the layer's input itself.
+    """
+
+    q_down: Tensor | None  # [q_rank, in]
+    q_norm: Tensor | None  # [q_rank]
+    q_up: Tensor  # [heads * (nope + rope), q_rank]
+    kv_down: Tensor  # [kv_rank + rope, in]
+    kv_norm: Tensor  # [kv_rank]
+    kv_up: Tensor  # [heads * (nope + value), kv_rank]
+    nope: int
+    rope: int
+    value: int
+    interleaved: bool = True  # rotary pairs side by side
+
+    def qkv(
+        self, x: Tensor, skip: int, turn: tuple[Tensor, Tensor], eps: float, scaling: Mapping[str, Any] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries of all but the first ``skip`` rows, rotated keys and values of all rows of ``x [R, in]``.
+
+        All three are ``[rows, heads, max(nope + rope, value)]``, padded with zeros: attention then takes them as
+        it takes any heads, and since it scales by that width, the queries carry what makes the scale DeepSeek's.
+        """
+        wide = max(self.nope + self.rope, self.value)
+        low = x[skip:] if self.q_down is None else rms_norm(F.linear(x[skip:], self.q_down), self.q_norm, eps)
+        q = F.linear(low, self.q_up).unflatten(-1, (-1, self.nope + self.rope))  # [S, heads, nope + rope]
+        latent, shared = F.linear(x, self.kv_down).split([len(self.kv_norm), self.rope], dim=-1)
+        up = F.linear(rms_norm(latent, self.kv_norm, eps), self.kv_up).unflatten(-1, (-1, self.nope + self.value))
+        k, v = up.split([self.nope, self.value], dim=-1)  # [R, heads, nope], [R, heads, value]
+        cos, sin = turn
+        turned_q = self._rotate(q[..., self.nope :], cos[skip:], sin[skip:])
+        turned_k = self._rotate(shared[:, None], cos, sin).expand(-1, k.shape[1], -1)
+        q = torch.cat([q[..., : self.nope], turned_q], -1) * (sharpness(scaling) * math.sqrt(wide / q.shape[-1]))
+        return _widen(q, wide), _widen(torch.cat([k, turned_k], -1), wide), _widen(v, wide)
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Pairs side by side become halves first, in q and k alike, so that their products stay the same."""
+        return rotate(torch.cat([x[..., ::2], x[..., 1::2]], -1) if self.interleaved else x, cos, sin)
+
+
+def _widen(x: Tensor, width: int) -> Tensor:
+    return F.pad(x, (0, width - x.shape[-1]))
+
+
+def yarn(scaling: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """``scaling`` for transformers' YaRN tables, as SGLang reads it for MLA: whatever its type, it is YaRN.
+
+    Source: ``DeepseekV2AttentionMLA.__init__`` (``rope_type``), ``DeepseekScalingRotaryEmbedding`` (amplitude).
+    """
+    if _plain(scaling):
+        return None
+    length = "original_max_position_embeddings"
+    kept = {key: scaling[key] for key in ("beta_fast", "beta_slow", length) if scaling.get(key) is not None}
+    amplitude = _mscale(scaling, scaling.get("mscale", 1)) / _mscale(scaling, scaling.get("mscale_all_dim", 0))
+    amplitude *= scaling.get("attn_factor", 1)
+    return kept | {"rope_type": "yarn", "factor": scaling.get("factor", 1.0), "attention_factor": amplitude}
+
+
+def sharpness(scaling: Mapping[str, Any] | None) -> float:
+    """What YaRN multiplies attention scores by: mscale squared (``compute_mla_mscale_scaling``)."""
+    off = _plain(scaling) or not scaling.get("apply_yarn_scaling", True) or not scaling.get("apply_scale", True)
+    return 1.0 if off else _mscale(scaling, scaling.get("mscale_all_dim", 0)) ** 2
+
+
+def _plain(scaling: Mapping[str, Any] | None) -> bool:
+    return not scaling or scaling.get("rope_type", scaling.get("type")) == "default"
+
+
+def _mscale(scaling: Mapping[str, Any], weight: float) -> float:
+    return 0.1 * weight * math.log(max(scaling.get("factor", 1.0), 1.0)) + 1.0
