@@ -12,6 +12,7 @@ from eagle3lib.findings.acceptance_rules import report_findings, training_findin
 from eagle3lib.measuring.acceptance import from_report, from_training
 from eagle3lib.measuring.rates import Rate
 from eagle3lib.reading.engine_reports import parse_engine_report, read_engine_reports
+from eagle3lib.reading.run_flags import differing
 from eagle3lib.reading.samples import read_samples
 from eagle3lib.reading.training_reports import parse_training_report, read_training_report
 from eagle3lib.telling import figures, tables
@@ -59,6 +60,11 @@ VLLM_LOG = (
     "Drafted throughput: 3.00 tokens/s, Accepted: 7 tokens, Drafted: 30 tokens, "
     "Per-position acceptance rate: 0.500, 0.200, 0.000, Avg Draft acceptance rate: 23.3%"
 )
+VLLM_BENCH = {
+    "spec_decode_acceptance_rate": 23.3, "spec_decode_acceptance_length": 1.7, "spec_decode_num_drafts": 10,
+    "spec_decode_draft_tokens": 30, "spec_decode_accepted_tokens": 7,
+    "spec_decode_per_position_acceptance_rates": [0.5, 0.2],
+}  # fmt: skip
 STEPS = [0, 1, 2, 0, 0, 1, 2, 1, 0, 0]
 
 #: name -> (text, form, accept length, histogram)
@@ -79,6 +85,9 @@ SOURCES = {
     "vLLM object": ('{"num_drafts": 10, "num_accepted_tokens_per_pos": [5, 2]}', "histogram", 1.7, (5, 3, 2)),
     "list": (json.dumps(STEPS), "histogram", 1.7, (5, 3, 2)),
     "list of lists": (json.dumps([STEPS, STEPS]), "histogram", 1.7, (10, 6, 4)),
+    "vLLM bench": (json.dumps(VLLM_BENCH), "histogram", 1.7, (5, 3, 2)),
+    "vLLM bench, rounded": (json.dumps(VLLM_BENCH | {"spec_decode_accepted_tokens": 8}), "counters", 1.8, None),
+    "mean without bonus": ('{"accept_length": 0.7, "bonus": false}', "average", 1.7, None),
     "EAGLE's alpha": ('{"alpha": [5, 2], "alpha_num": [10, 5]}', "alpha", 1.7, None),
     "benchmark": ('{"output_throughput": 90.5, "accept_length": 1.7}', "average", 1.7, None),
 }  # fmt: skip
@@ -164,6 +173,21 @@ def test_saved_responses_are_engine_reports_and_samples(tmp_path):
 def test_an_order_of_steps_is_not_made_up(counts):
     assert accepted_per_step(counts, {"spec_correct_drafts_histogram": [1, 1, 0, 1]}) is None
     assert accepted_per_step(counts, {}) is None
+
+
+FLAGS = "server_args={'tp_size': 4, 'enable_dp_attention': True, 'port': 1}\n"
+
+
+def test_the_flags_of_a_run_come_from_its_log_or_from_a_file_beside_it(tmp_path):
+    assert parse_engine_report(FLAGS + SGLANG_LOG, "x").flags == {"tp_size": 4, "enable_dp_attention": True, "port": 1}
+    old = "server_args=ServerArgs(tp_size=4, dtype='auto', hooks=None)" + SGLANG_LOG
+    assert parse_engine_report(old, "x").flags == {"tp_size": 4, "dtype": "auto"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(NEW))
+    (tmp_path / "b.jsonl").write_text(json.dumps(NEW))
+    (tmp_path / "a.server_info.json").write_text('{"tp_size": 4, "internal_states": [], "port": 3}')
+    (tmp_path / "b.launch.txt").write_text("python -m sglang.launch_server --tp 4 --enable-dp-attention --port 4")
+    one, two = read_engine_reports(tmp_path)
+    assert differing(one.flags, two.flags) == {"enable_dp_attention": (None, True)}
 
 
 def test_each_file_is_one_source(tmp_path):

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eagle3lib.findings.finding import Finding, Severity
-from eagle3lib.measuring.acceptance import Acceptance, Histogram, accepted_of, steps_of
+from eagle3lib.findings.gap import FLOOR, SHAPES, gap
+from eagle3lib.measuring.acceptance import Acceptance, Histogram
 from eagle3lib.measuring.plausibility import counts_bonus_in_rate, counts_root_as_draft, impossible, impossible_training
-from eagle3lib.measuring.rates import gain
-from eagle3lib.reading.engine_reports import EngineReport
+from eagle3lib.reading.engine_reports import DEFINITIONS, EngineReport
 from eagle3lib.reading.training_reports import TrainingReport
 
-#: Fewer than one draft token in twenty verify steps, seen over enough of them.
-FLOOR = 1.05
+#: Verify steps that show a floor.
 FLOOR_STEPS = 50
-#: Differences below this share of an accept length are left to the requests' last tokens.
-SMALL_GAP = 0.03
+#: How exactly two accept lengths of one run are one apart, printed with two digits.
+ONE_APART = 0.05
 
 #: case -> (kind, severity, what follows, what to do)
 _CASES: dict[str, tuple[str, Severity, str, str]] = {
@@ -33,6 +32,11 @@ _CASES: dict[str, tuple[str, Severity, str, str]] = {
         "metric.definition", "warning",
         "This rate counts the bonus token (SGLang before 0.5.9): higher than today's rate of the same run.",
         "Compare accept lengths, or divide accepted by proposed drafts.",
+    ),
+    "bonus left out": (
+        "metric.definition", "warning",
+        "One apart is the bonus token, the target's own: every verify step gives it, and papers count it.",
+        "Add 1 to a mean of accepted drafts before it is set beside an accept length.",
     ),
     "root as draft": (
         "metric.definition", "warning",
@@ -121,12 +125,17 @@ def training_findings(report: TrainingReport) -> list[Finding]:
 
 
 def floor_findings(served: Acceptance) -> list[Finding]:
-    """``acceptance.floor``: the drafts might as well not be there."""
-    length, steps = served.accept_length, served.verify_steps or 0
-    if length is None or length.value is None or length.value >= FLOOR or steps < FLOOR_STEPS:
+    """``acceptance.floor``: the drafts might as well not be there.
+
+    What an engine states without counts is a mean over at least one log interval, 40 verify steps by default.
+    """
+    length, steps = served.accept_length, served.verify_steps
+    if length is None or length.value is None or not 1 <= length.value < FLOOR:
         return []
-    evidence = f"accept length {length.value:.3f} over {steps} verify steps, bonus token included"
-    return [_finding("floor", served.source, evidence)]
+    if steps is not None and steps < FLOOR_STEPS:
+        return []
+    counted = "as the engine states it" if steps is None else f"over {steps} verify steps"
+    return [_finding("floor", served.source, f"accept length {length.value:.3f} {counted}, bonus token included")]
 
 
 def prediction_findings(
@@ -135,23 +144,37 @@ def prediction_findings(
     """Served against predicted accept length on the same requests, in the same order.
 
     Below: ``acceptance.below_prediction``. Above: ``flags.lossy``, for greedy serving accepts no more than
-        the weights propose right. Silent where the interval of the difference holds 0.
+        the weights propose right. Silent where the interval of the difference holds 0; a note where the
+        interval at 99.9 % does.
     """
-    steps, ideal_steps = [steps_of(h) for h in served], [steps_of(h) for h in predicted]
-    tokens = [accepted_of(h) + count for h, count in zip(served, steps, strict=True)]
-    ideal = [accepted_of(h) + count for h, count in zip(predicted, ideal_steps, strict=True)]
-    found = gain(tokens, steps, ideal, ideal_steps)
-    if found.value is None or found.ci is None or found.ci[0] <= 0 <= found.ci[1]:
+    found = gap(source, predicted, served)
+    if found is None or not found.seen:
         return []
-    expected = sum(ideal) / sum(ideal_steps)
-    if abs(found.value) < SMALL_GAP * expected:
-        return []
+    low, high = found.difference.ci or (0.0, 0.0)
     evidence = (
-        f"served accept length {sum(tokens) / sum(steps):.3f}, {what} {expected:.3f}: "
-        f"{found.value / expected:+.0%}, a difference of {found.value:+.3f} ({found.ci[0]:+.3f} to "
-        f"{found.ci[1]:+.3f}) over {len(served)} requests"
+        f"served accept length {found.served:.3f}, {what} {found.predicted:.3f}: {found.share:+.0%}, a difference "
+        f"of {found.difference.value:+.3f} ({low:+.3f} to {high:+.3f}) over {found.requests} requests"
     )
-    return [_finding("below" if found.value < 0 else "above", source, evidence)]
+    if found.share < 0:
+        evidence += f". {SHAPES[found.shape][0].upper()}{SHAPES[found.shape][1:]}"
+    severity: Severity | None = None if found.sure else "note"
+    return [_finding("below" if found.share < 0 else "above", source, evidence, severity)]
+
+
+def stated_findings(served: Sequence[Acceptance]) -> list[Finding]:
+    """``metric.definition``: a mean without counts that is one lower than what another engine source counts."""
+    counted = [source for source in served if source.verify_steps and source.accept_length]
+    found = []
+    for source in served:
+        if source.definition != DEFINITIONS["average"] or source.accept_length is None:
+            continue
+        stated = source.accept_length.value or 0.0
+        for other in counted:
+            length = other.accept_length.value or 0.0
+            if abs(length - stated - 1) <= ONE_APART:
+                evidence = f"{source.source} states {stated:.2f}, {other.source} counts {length:.2f}"
+                found.append(_finding("bonus left out", f"{source.source} accept length", evidence))
+    return found
 
 
 def sampling_findings(temperature: float) -> list[Finding]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading import engine_text
+from eagle3lib.reading.run_flags import BESIDE, flags_beside, run_flags
 
 #: What a source's numbers mean, by the form it has them in. Every accept length here counts the bonus token.
 DEFINITIONS = {
@@ -75,6 +76,7 @@ class EngineReport:
     source: str
     form: str
     requests: tuple[RequestReport, ...] = field(repr=False)
+    flags: Mapping[str, Any] = field(default_factory=dict)  #: of the server, where this file or one beside it says
 
     @property
     def definition(self) -> str:
@@ -101,18 +103,25 @@ def read_engine_reports(path: str | Path) -> list[EngineReport]:
         files = [path]
     if not files or not all(file.is_file() for file in files):
         raise InputError("engine_reports", f"nothing at {path.name}", "a file or folder of engine reports")
-    return [parse_engine_report(file.read_text(errors="replace"), file.name) for file in files]
+    flags = flags_beside(files)
+    reports = []
+    for file in files:
+        if not (file.name.endswith(BESIDE) and len(files) > 1):
+            found = parse_engine_report(file.read_text(errors="replace"), file.name)
+            reports.append(replace(found, flags=flags.get(file) or found.flags))
+    return reports
 
 
 def parse_engine_report(text: str, source: str) -> EngineReport:
     """One source from its text: JSON, JSONL, Prometheus text or a server log."""
     content = _json(text)
     if content is not None:
-        return report(source, _from_json(content, f"engine report {source}"))
+        return replace(report(source, _from_json(content, f"engine report {source}")), flags=run_flags(text))
     for parse in (engine_text.prometheus, engine_text.vllm_log, engine_text.sglang_log):
         if entries := parse(text):
             form = "window" if parse is engine_text.sglang_log else None
-            return report(source, [RequestReport(**entry) for entry in entries], form)
+            found = report(source, [RequestReport(**entry) for entry in entries], form)
+            return replace(found, flags=run_flags(text))
     expected = "SGLang meta_info or log, Prometheus text, vLLM metrics or a list of accepted counts"
     raise InputError(f"engine report {source}", "no acceptance counts", expected)
 
@@ -141,6 +150,9 @@ def _from_json(content: Any, where: str) -> list[RequestReport]:
         if content and all(isinstance(item, int) and not isinstance(item, bool) for item in content):
             return [_from_steps(content)]
         return [request for item in content for request in _from_json(item, where)]
+    if isinstance(content, bool):
+        cure = "give the drafts accepted before the first miss: what agrees after a miss was never accepted."
+        raise InputError(where, "a mask of tokens that agree", "counts of accepted drafts", cure)
     if not isinstance(content, Mapping):
         cure = "a mean or a list of fractions has no single meaning: give counts."
         raise InputError(where, f"{content!r}", "objects, or drafts accepted in each verify step", cure)
@@ -206,12 +218,25 @@ def _from_vllm(content: Mapping[str, Any], where: str) -> list[RequestReport]:
     return [RequestReport(**engine_text.from_positions(steps or 0, per_position))]
 
 
+def _from_vllm_bench(content: Mapping[str, Any], where: str) -> list[RequestReport]:
+    """``vllm bench serve`` (``benchmarks/serve.py``): counts of the run, and shares of its steps by position."""
+    steps, accepted, drafted = (
+        _integer(content, (f"spec_decode_{name}",), where) for name in ("num_drafts", "accepted_tokens", "draft_tokens")
+    )
+    shares = content.get("spec_decode_per_position_acceptance_rates") or []
+    counts = [round(_number({"share": share}, ("share",), where) * (steps or 0)) for share in shares]
+    exact = sum(counts) == accepted and bool(counts)
+    positions = engine_text.from_positions(steps or 0, counts) if exact else {"verify_steps": steps}
+    return [RequestReport(**{**positions, "accepted": accepted, "proposed": drafted})]
+
+
 _NESTED: dict[str, Callable[[Mapping[str, Any], str], list[RequestReport]]] = {
     "meta_info": _from_response,
     "choices": _from_openai,
     "internal_states": lambda content, where: _from_json(list(content["internal_states"]), where),
     "alpha_num": _from_alpha,
     "num_accepted_tokens_per_pos": _from_vllm,
+    "spec_decode_num_drafts": _from_vllm_bench,
 }
 
 
@@ -223,6 +248,8 @@ def _from_counters(content: Mapping[str, Any], where: str) -> RequestReport:
         for name, keys in (("accept_length", LENGTH), ("accept_rate", RATE))
         if (value := _number(content, keys, where)) is not None
     }
+    if content.get("bonus") is False and "accept_length" in stated:  # said to leave the target's own token out
+        stated["accept_length"] += 1
     return RequestReport(
         histogram=histogram or None,
         verify_steps=_integer(content, ("spec_verify_ct", "verify_ct"), where),
