@@ -44,7 +44,7 @@ def measure(setting: tuple[int, int, int], draft: Path, prompts: list, tokens: i
     wiring = inspect(draft, target, launch.render({})).runnable_wiring
     (found,) = forecast_served(
         reports, folder / "served", Draft.load(draft, tensors.embedding), wiring, target, tensors,
-        folder.parent / "states", setting[0],
+        folder.parent / "states", setting,
     )  # fmt: skip
     served = from_report(reports[0], num_steps=setting[0])
     return {

@@ -12,7 +12,8 @@ from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance
-from eagle3lib.measuring.forecast import forecast, material, predicted
+from eagle3lib.measuring.forecast import Setting, predicted, setting_forecast
+from eagle3lib.measuring.materials import material
 from eagle3lib.measuring.served import ServedForecast, forecast_served
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.samples import read_samples
@@ -32,9 +33,10 @@ class Offline:
 
 def offline(
     draft: str, target: str, launch: str, engine: str, samples: str, reports: Sequence[EngineReport],
-    reports_path: str, num_steps: int, cache: Path, watch: Watch = lambda items, words: items,
+    reports_path: str, setting: Setting | int, cache: Path, watch: Watch = lambda items, words: items,
 ) -> Offline:  # fmt: skip
-    """Greedy chains of ``num_steps`` under the wiring that the engine's rules give."""
+    """Chains or trees of ``setting`` under the wiring that the engine's rules give."""
+    setting = setting if isinstance(setting, tuple) else (setting, 1, setting + 1)
     if not (draft and target):
         return Offline(left_out=("Not predicted: that needs draft and target.",))
     try:
@@ -48,23 +50,23 @@ def offline(
     left_out = []
     if samples:
         try:
-            made = (_samples(samples, target, tensors, loaded, wiring, num_steps, cache, watch),)
+            made = (_samples(samples, target, tensors, loaded, wiring, setting, cache, watch),)
         except InputError as error:
             left_out.append(f"The samples are not predicted. {error}")
     try:
-        served = tuple(forecast_served(reports, reports_path, loaded, wiring, target, tensors, cache, num_steps))
+        served = tuple(forecast_served(reports, reports_path, loaded, wiring, target, tensors, cache, setting))
     except InputError as error:
         left_out.append(f"The served requests are not predicted. {error}")
     return Offline(made, served, tuple(left_out))
 
 
 def _samples(
-    path: str, target: str, tensors: TargetTensors, draft: Draft, wiring: Wiring, num_steps: int, cache: Path,
+    path: str, target: str, tensors: TargetTensors, draft: Draft, wiring: Wiring, setting: Setting, cache: Path,
     watch: Watch,
 ) -> Acceptance:  # fmt: skip
     vocab, width = tensors.embedding.shape
-    materials = (
-        material(sample, target, tensors, cache, wiring.boundaries)
+    forecasts = [
+        setting_forecast(draft, wiring, material(sample, target, tensors, cache, wiring.boundaries), setting)
         for sample in watch(read_samples(path, width, vocab=vocab), "samples")
-    )
-    return predicted(forecast(draft, wiring, materials, num_steps), num_steps, "predicted for the samples")
+    ]
+    return predicted(forecasts, setting, "predicted for the samples")

@@ -59,6 +59,14 @@ class Chains:
         truth = tokens.to(index.device)[index.clamp(max=len(tokens) - 1)]
         return (self.proposed == truth) & known, known
 
+    def runs(self, tokens: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+        """``(runs, sure)``, both ``[S]``: drafts right in a row, of ``num_steps``; was there a token to fail against."""
+        if not 1 <= num_steps <= len(self.proposed):
+            raise InputError("num_steps", num_steps, f"1 to {len(self.proposed)}, the depths that were computed")
+        right, _ = self.right(tokens)
+        runs = right[:num_steps].long().cumprod(0).sum(0)
+        return runs, (runs == num_steps) | (self.starts + 2 + runs < len(tokens))
+
 
 @torch.inference_mode()
 def forward(

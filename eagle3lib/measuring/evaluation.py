@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
-from eagle3lib.maths.draft import Chains, Draft, forward
+from eagle3lib.maths.draft import Draft, forward
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import DepthAccuracy, DepthCounts, depth_accuracy, depth_counts
-from eagle3lib.measuring.prediction import Walk, accept_counts, walk
+from eagle3lib.measuring.prediction import Walk, accept_counts, follow
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.reading.samples import Sample
 
@@ -53,29 +54,29 @@ def evaluate(draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depth
     chains = forward(draft, wiring, states, sample.input_ids, depths, first=sample.prompt_tokens - 1)
     mask = sample.loss_mask
     counts = depth_counts(chains, sample.input_ids, mask)
-    return Request(sample.name, sample.category, counts, sample_walks(chains, sample, beyond))
+    walks = [
+        sample_walk(sample, chains.starts, partial(chains.runs, num_steps=steps), beyond)
+        for steps in range(1, depths + 1)
+    ]
+    return Request(sample.name, sample.category, counts, tuple(walks))
 
 
-def sample_walks(chains: Chains, sample: Sample, beyond: int = 0) -> tuple[Walk, ...]:
-    """The steps of all replies of a conversation, one walk for each ``num_steps`` from 1."""
-    right, _ = chains.right(sample.input_ids)
-    first, depths = int(chains.starts[0]), len(right)
-    joined = []
-    for num_steps in range(1, depths + 1):
-        parts = []
-        for begin, end in sample.replies:
-            here = slice(begin - 1 - first, end - 1 - first)  # the starts that know a token of this reply
-            reply = right[:, here]
-            ahead = chains.starts[here] + 1 + _column(depths, reply)
-            outputs = end - begin - (beyond if end == len(sample.input_ids) else 0)
-            parts.append(walk(reply, num_steps, ahead < end, outputs))
-        offsets = [begin - 1 - first for begin, _ in sample.replies]
-        joined.append(_join(parts, offsets))
-    return tuple(joined)
+def sample_walk(
+    sample: Sample, starts: Tensor, runs: Callable[[Tensor], tuple[Tensor, Tensor]], beyond: int = 0
+) -> Walk:
+    """The steps of all replies of a conversation.
 
-
-def _column(depths: int, like: Tensor) -> Tensor:
-    return like.new_ones(depths, dtype=int).cumsum(0)[:, None]  # 1 .. depths
+    ``runs(tokens)``: what each of ``starts`` would accept where the conversation ends with ``tokens``, and whether
+    that is sure; see ``Chains.runs`` and ``Trees.runs``.
+    """
+    first, parts, offsets = int(starts[0]), [], []
+    for begin, end in sample.replies:
+        here = slice(begin - 1 - first, end - 1 - first)  # the starts that know a token of this reply
+        accepted, sure = runs(sample.input_ids[:end])
+        outputs = end - begin - (beyond if end == len(sample.input_ids) else 0)
+        parts.append(follow(accepted[here], sure[here], outputs))
+        offsets.append(here.start)
+    return _join(parts, offsets)
 
 
 def _join(parts: Sequence[Walk], offsets: Sequence[int]) -> Walk:

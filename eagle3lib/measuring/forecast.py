@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from eagle3lib.errors import InputError
-from eagle3lib.maths.draft import Draft
-from eagle3lib.maths.target_states import TargetTensors, greedy, target_states
+from eagle3lib.maths.draft import Draft, forward
+from eagle3lib.maths.target_states import greedy
+from eagle3lib.maths.trees import grow
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance, from_histograms
-from eagle3lib.measuring.evaluation import Request, evaluate
+from eagle3lib.measuring.evaluation import Request, evaluate, sample_walk
+from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.prediction import Walk
-from eagle3lib.measuring.wiring_search import Material
-from eagle3lib.reading.samples import Sample, check_vocab
+from eagle3lib.reading.samples import Sample
 
 #: Tokens of the target past a request's end, so that its last verify step can be predicted too.
 BEYOND = 16
+
+
+#: num_steps, topk, num_draft_tokens
+Setting = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One request under one setting.
+
+    ``runs``: drafts that would be accepted at each start of the last reply, ``None`` where the conversation is not
+    known far enough. ``walk``: the steps that follow from them.
+    """
+
+    name: str
+    runs: tuple[int | None, ...]
+    walk: Walk
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A served verify step that accepted another number of drafts than predicted; ``start`` counts from the prompt."""
+
+    request: int
+    start: int
+    predicted: int
+    served: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +64,7 @@ class Agreement:
     steps: int
     ordered_steps: int
     left_out: int
+    mismatches: tuple[Mismatch, ...] = ()
 
 
 def continued(samples: Sequence[Sample], target: str | Path, tokens: int = BEYOND) -> list[Sample]:
@@ -50,30 +80,6 @@ def _longer(sample: Sample, words: Sequence[int]) -> Sample:
                    last_hidden_state=None)  # fmt: skip
 
 
-def material(
-    sample: Sample, target: str | Path, tensors: TargetTensors, cache: str | Path,
-    boundaries: Sequence[int] | None = None, assumed: Sequence[int] | None = None,
-) -> Material:  # fmt: skip
-    """A sample with its states: those in its file, else computed from the target and kept in ``cache``.
-
-    Args:
-        boundaries: those to compute, all where left out.
-        assumed: what the states of a file are that does not name their boundaries; without it such a file is
-            refused, for states under a wrong name give wrong numbers.
-    """
-    check_vocab(sample, tensors.embedding.shape[0])
-    if sample.states is None:
-        states = target_states(target, sample.input_ids, boundaries, cache)
-        return Material.of(sample, states, boundaries or range(states.shape[1]), tensors.embedding)
-    known = sample.boundaries or assumed
-    if known is None or len(known) != sample.states.shape[1]:
-        raise InputError(
-            sample.name, f"{sample.states.shape[1]} states at unknown boundaries", "their boundaries",
-            "write them into the file's metadata as `boundaries`, a JSON list",
-        )  # fmt: skip
-    return Material.of(sample, sample.states, known, tensors.embedding)
-
-
 def forecast(
     draft: Draft, wiring: Wiring, materials: Iterable[Material], num_steps: int, beyond: int = 0
 ) -> list[Request]:
@@ -81,16 +87,37 @@ def forecast(
     return [evaluate(draft, wiring, m.sample, m.stack(wiring.boundaries), num_steps, beyond) for m in materials]
 
 
-def predicted(requests: Sequence[Request], num_steps: int, source: str = "offline prediction") -> Acceptance:
-    """The walks of ``num_steps`` as one source, to be set beside an engine's."""
-    histograms = [request.walks[num_steps - 1].histogram(num_steps) for request in requests]
+def setting_forecast(draft: Draft, wiring: Wiring, material: Material, setting: Setting, beyond: int = 0) -> Forecast:
+    """What serving accepts under ``setting``: a chain where topk is 1, else SGLang's tree.
+
+    Greedy, or SGLang's target-only sampling of these very tokens. ``beyond`` as in ``forecast``.
+    """
+    num_steps, topk, _ = setting
+    sample, states = material.sample, material.stack(wiring.boundaries)
+    first = sample.prompt_tokens - 1
+    runs: Callable[[Tensor], tuple[Tensor, Tensor]]
+    if topk == 1:
+        chains = forward(draft, wiring, states, sample.input_ids, num_steps, first)
+        starts, runs = chains.starts, partial(chains.runs, num_steps=num_steps)
+    else:
+        trees = grow(draft, wiring, states, sample.input_ids, setting, first)
+        starts, runs = trees.starts, trees.runs
+    each, sure = runs(sample.input_ids)
+    known = tuple(n if ok else None for n, ok in zip(each.tolist(), sure.tolist(), strict=True))
+    return Forecast(sample.name, known, sample_walk(sample, starts, runs, beyond))
+
+
+def predicted(forecasts: Sequence[Forecast], setting: Setting, source: str = "offline prediction") -> Acceptance:
+    """The walks as one source, to be set beside an engine's."""
+    num_steps, topk, num_draft_tokens = setting
     return from_histograms(
-        source, "offline", "walk of the verify steps that greedy serving takes; bonus token included", histograms,
-        num_steps=num_steps, num_draft_tokens=num_steps + 1,
+        source, "offline", "walk of the verify steps that greedy serving takes; bonus token included",
+        [each.walk.histogram(num_steps) for each in forecasts],
+        num_steps=num_steps, num_draft_tokens=num_steps + 1 if topk == 1 else num_draft_tokens,
     )  # fmt: skip
 
 
-def agreement(walks: Sequence[Walk], served: Sequence[tuple[Sequence[int] | None, Sequence[int]]]) -> Agreement:
+def agreement(forecasts: Sequence[Forecast], served: Sequence[tuple[Sequence[int] | None, Sequence[int]]]) -> Agreement:
     """Compare request by request.
 
     Args:
@@ -98,20 +125,23 @@ def agreement(walks: Sequence[Walk], served: Sequence[tuple[Sequence[int] | None
             request's histogram.
     """
     equal = steps = ordered = left_out = 0
-    for walk, (in_order, histogram) in zip(walks, served, strict=True):
+    mismatches = []
+    for i, (forecast, (in_order, histogram)) in enumerate(zip(forecasts, served, strict=True)):
         if in_order is None:
-            forecast_counts = [walk.accepted.count(j) for j in range(len(histogram))]
-            equal += sum(min(pair) for pair in zip(histogram, forecast_counts, strict=True))
+            walk = forecast.walk
+            counts = [walk.accepted.count(j) for j in range(len(histogram))]
+            equal += sum(min(pair) for pair in zip(histogram, counts, strict=True))
             left_out += not walk.complete
             steps += sum(histogram) - (not walk.complete)
             continue
-        forecasts, at = dict(zip(walk.starts, walk.accepted, strict=True)), 0
-        last = walk.starts[-1] if walk.starts else -1
+        at = 0
         for accepted in in_order:
-            if at > last and not walk.complete:
+            expected = forecast.runs[at] if at < len(forecast.runs) else None
+            if expected is None:
                 left_out += 1
             else:
-                steps, ordered = steps + 1, ordered + 1
-                equal += forecasts.get(at) == accepted
+                steps, ordered, equal = steps + 1, ordered + 1, equal + (expected == accepted)
+                if expected != accepted:
+                    mismatches.append(Mismatch(i, at, expected, accepted))
             at += accepted + 1
-    return Agreement(equal, steps, ordered, left_out)
+    return Agreement(equal, steps, ordered, left_out, tuple(mismatches))

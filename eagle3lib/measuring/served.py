@@ -11,7 +11,16 @@ from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance, Histogram, steps_of
-from eagle3lib.measuring.forecast import BEYOND, Agreement, agreement, continued, forecast, material, predicted
+from eagle3lib.measuring.forecast import (
+    BEYOND,
+    Agreement,
+    Setting,
+    agreement,
+    continued,
+    predicted,
+    setting_forecast,
+)
+from eagle3lib.measuring.materials import material
 from eagle3lib.reading.engine_reports import EngineReport, RequestReport
 from eagle3lib.reading.samples import Sample, read_samples
 
@@ -32,7 +41,7 @@ class ServedForecast:
 
 def forecast_served(
     reports: Sequence[EngineReport], path: str | Path, draft: Draft, wiring: Wiring, target: str | Path,
-    tensors: TargetTensors, cache: str | Path, num_steps: int,
+    tensors: TargetTensors, cache: str | Path, setting: Setting,
 ) -> list[ServedForecast]:  # fmt: skip
     """A prediction for every report whose requests carry their token ids and a histogram.
 
@@ -45,18 +54,21 @@ def forecast_served(
         if not pairs:
             continue
         samples = continued([sample for _, sample in pairs], target)
-        materials = (material(sample, target, tensors, cache, wiring.boundaries) for sample in samples)
-        requests = forecast(draft, wiring, materials, num_steps, BEYOND)
-        walks = [request.walks[num_steps - 1] for request in requests]
+        forecasts = [
+            setting_forecast(
+                draft, wiring, material(sample, target, tensors, cache, wiring.boundaries), setting, BEYOND
+            )
+            for sample in samples
+        ]
         histograms = [request.histogram or () for request, _ in pairs]
         steps = [request.steps for request, _ in pairs]
-        whole = [i for i, walk in enumerate(walks) if walk.complete]
+        whole = [i for i, each in enumerate(forecasts) if each.walk.complete]
         found.append(
             ServedForecast(
                 report.source,
-                predicted(requests, num_steps, f"predicted for {report.source}"),
-                agreement(walks, list(zip(steps, histograms, strict=True))),
-                tuple(walks[i].histogram(num_steps) for i in whole),
+                predicted(forecasts, setting, f"predicted for {report.source}"),
+                agreement(forecasts, list(zip(steps, histograms, strict=True))),
+                tuple(forecasts[i].walk.histogram(setting[0]) for i in whole),
                 tuple(histograms[i] for i in whole),
             )
         )

@@ -13,7 +13,10 @@ import yaml
 pytest.importorskip("sglang")
 pytest.importorskip("eagle3_sglang_cpu")
 
+from eagle3lib.engine.client import save_responses
+from eagle3lib.engine.server import Server
 from eagle3lib.engine.session import capture_served
+from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
@@ -23,6 +26,7 @@ from eagle3lib.measuring.served import forecast_served
 from eagle3lib.measuring.streams import match_streams
 from eagle3lib.reading.captures import read_capture
 from eagle3lib.reading.engine_reports import read_engine_reports
+from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.prompts import read_prompts
 
 DEMO = Path(__file__).resolve().parents[2] / "data" / "demo"
@@ -60,7 +64,7 @@ def test_served_as_predicted(target: str, tmp_path: Path) -> None:
     tensors, wiring = TargetTensors.load(target), inspect(draft, target, launch).runnable_wiring
     loaded, cache = Draft.load(draft, tensors.embedding), tmp_path / "states"
     reports = read_engine_reports(tmp_path / "served")
-    (found,) = forecast_served(reports, tmp_path / "served", loaded, wiring, target, tensors, cache, 3)
+    (found,) = forecast_served(reports, tmp_path / "served", loaded, wiring, target, tensors, cache, (3, 1, 4))
     assert found.agreement.equal == found.agreement.steps > 20 and not found.agreement.left_out
 
     captures = read_capture(tmp_path / "capture")
@@ -69,3 +73,21 @@ def test_served_as_predicted(target: str, tmp_path: Path) -> None:
     matches = match_streams(streams, references.states, [capture.positions for capture in captures])
     assert [match.boundary for match in matches] == [0, 3, 16] and all(m.relative_error < 1e-5 for m in matches)
     assert all(stage.relative < 1e-5 for stage in replay(captures, loaded, wiring))
+
+
+@pytest.mark.engine
+def test_trees_are_served_as_predicted(target: str, tmp_path: Path) -> None:
+    """With the keys of beam slots, that is: here trees with textbook ancestor keys accept otherwise."""
+    draft = str(DEMO / "draft")
+    launch = setting_launch(Launch.parse(PLAN["healthy"]["parameters"]["launch"]), (5, 8, 16))
+    prompts = read_prompts(DEMO / "served_prompts.jsonl", target)[:2]
+    with Server.start(launch, target, draft, log_path=tmp_path / "server.log") as server:
+        save_responses(server.ask(prompts, max_new_tokens=48), tmp_path / "served" / "responses.jsonl")
+
+    tensors, wiring = TargetTensors.load(target), inspect(draft, target, launch.render({})).runnable_wiring
+    reports = read_engine_reports(tmp_path / "served")
+    (found,) = forecast_served(
+        reports, tmp_path / "served", Draft.load(draft, tensors.embedding), wiring, target, tensors,
+        tmp_path / "states", (5, 8, 16),
+    )  # fmt: skip
+    assert found.agreement.equal == found.agreement.ordered_steps > 20 and not found.agreement.left_out

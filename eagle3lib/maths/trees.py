@@ -1,0 +1,195 @@
+"""The trees that SGLang grows from many starts at once, and how far each agrees with what the target said.
+
+At every depth the ``topk`` best beams go on, by the product of their probabilities; of all nodes seen the best
+``num_draft_tokens - 1`` are verified. Beams sit in slots. When the best beams come from other parents than slot by
+slot, SGLang hands each slot its parent's state, but the slot goes on reading the keys it wrote itself: from depth 3
+on a node may attend to keys of a chain that is not its own. That is copied here, since it decides what is served;
+``ancestors=True`` gives the trees that EAGLE means, as a what-if.
+
+Growth: SGLang 0.5.23, ``srt/speculative/eagle_worker_v2.py`` (``draft_forward``), ``spec_utils.py``
+(``select_top_k_tokens``), ``eagle_utils.py`` (``organize_draft_results``). Paper: EAGLE-2, arXiv 2406.16858.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3lib.errors import InputError
+from eagle3lib.maths.draft import (
+    Memory,
+    before_head,
+    block,
+    combine,
+    depth_states,
+    embedding_table,
+    head_weight,
+    rotary,
+    target_ids,
+)
+from eagle3lib.maths.draft_weights import Draft
+from eagle3lib.maths.kernels import chain_attention, rms_norm
+from eagle3lib.maths.wiring import Wiring
+
+#: Beams of all starts that are computed side by side: bounds the logits that exist at once.
+ROWS = 512
+
+
+@dataclass(frozen=True)
+class Trees:
+    """One tree for each start, on the CPU; ``N = num_draft_tokens - 1`` nodes, parents before children.
+
+    ``starts [S]``: start t knows token t + 1. ``tokens [S, N]``: target ids. ``parents [S, N]``: the parent's place
+    among the nodes, -1 below the root, -2 where the parent itself was not chosen. ``depths [S, N]``: from 1.
+    ``margins [S]``: the closest decision on the way, as a gap between log scores.
+    """
+
+    starts: Tensor
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    margins: Tensor
+
+    def runs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """``(runs, sure)``, both ``[S]``: drafts that equal the tokens that followed; was there a token to differ from.
+
+        Source: greedy verification, SGLang ``verify_tree_greedy``; siblings never hold the same token.
+        """
+        index = self.starts[:, None] + 1 + self.depths  # [S, N]
+        truth = tokens[index.clamp(max=len(tokens) - 1)]
+        fits = (self.tokens == truth) & (index < len(tokens))
+        alive = fits & (self.parents == -1)
+        deepest = int(self.depths.max())
+        for _ in range(deepest - 1):
+            alive = alive | (fits & (self.parents >= 0) & alive.gather(1, self.parents.clamp(min=0)))
+        runs = alive.sum(1)
+        return runs, (runs == deepest) | (self.starts + 2 + runs < len(tokens))
+
+
+@torch.inference_mode()
+def grow(
+    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, setting: tuple[int, int, int], first: int = 0,
+    ancestors: bool = False, attention: Callable[..., Tensor] = chain_attention,
+) -> Trees:  # fmt: skip
+    """The tree of ``setting`` (num_steps, topk, num_draft_tokens) from every start of one sample.
+
+    Arguments otherwise as in ``draft.forward``. ``ancestors``: a node attends to its own chain's keys, as it should.
+
+    Raises:
+        InputError: as ``draft.forward``, or the setting asks for more nodes than it grows.
+    """
+    num_steps, topk, num_draft_tokens = setting
+    grown = topk + (num_steps - 1) * topk * topk
+    if min(setting) < 1 or not 2 <= num_draft_tokens <= grown + 1:
+        found, expected = "/".join(map(str, setting)), f"2 to {grown + 1} draft tokens for these steps and topk"
+        raise InputError("setting num_steps/topk/num_draft_tokens", found, expected)
+    memories = [Memory() for _ in draft.layers]
+    positions = torch.arange(len(tokens) + num_steps, device=draft.norm.device)
+    hidden = combine(draft, wiring, states)
+    (state,) = depth_states(draft, wiring, hidden, tokens, 1, first, attention, memories=memories)  # [S, H]
+    grower = _Grower(
+        draft, wiring, memories, setting, ancestors, attention, rotary(draft, wiring, positions)
+    )
+    size = max(1, ROWS // topk)
+    parts = [grower.from_rows(first + i * size, part) for i, part in enumerate(state.split(size))]
+    starts = torch.arange(first, first + len(state))
+    return Trees(starts, *(torch.cat(part).cpu() for part in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True)
+class _Grower:
+    """What the trees of one sample share: keys and values of depth 1, and the rotary tables."""
+
+    draft: Draft
+    wiring: Wiring
+    memories: list[Memory]
+    setting: tuple[int, int, int]
+    ancestors: bool
+    attention: Callable[..., Tensor]
+    turns: tuple[Tensor, Tensor]
+
+    def from_rows(self, row: int, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Tokens, parents, depths ``[S, N]`` and margins ``[S]`` for starts ``row ..`` with states ``[S, H]``."""
+        num_steps, topk, num_draft_tokens = self.setting
+        count = len(state)
+        scores, tokens, margin = self._best(state)  # [S, topk]
+        held = torch.arange(topk, device=state.device).expand(count, topk)  # the node that each slot holds
+        nodes = [(scores, tokens, torch.full_like(tokens, -1), torch.ones_like(tokens))]
+        hidden, slots = state.repeat_interleave(topk, 0), [Memory() for _ in self.memories]
+        for depth in range(2, num_steps + 1):
+            hidden = self._deeper(row, depth, tokens, hidden, slots)  # [S * topk, H]
+            chances, children, close = self._best(hidden)  # [S * topk, topk]
+            spread = (scores[..., None] * chances.view(count, topk, topk)).flatten(1)  # [S, topk * topk]
+            children = children.view(count, -1)
+            parents = held.repeat_interleave(topk, 1)
+            margin = torch.minimum(margin, close.view(count, topk).amin(1))
+            before = topk + (depth - 2) * topk * topk  # nodes of all depths before this one
+            nodes.append((spread, children, parents, torch.full_like(children, depth)))
+            if depth == num_steps:
+                break
+            scores, chosen, close = _cut(spread, topk)
+            margin = torch.minimum(margin, close)
+            held, tokens, source = before + chosen, children.gather(1, chosen), chosen // topk
+            flat = (source + topk * torch.arange(count, device=source.device)[:, None]).flatten()
+            hidden = hidden[flat]
+            if self.ancestors:
+                for slot in slots:
+                    slot.keys = [k[flat] for k in slot.keys]
+                    slot.values = [v[flat] for v in slot.values]
+        scores, tokens, parents, depths = (torch.cat(part, 1) for part in zip(*nodes, strict=True))
+        _, chosen, close = _cut(scores, num_draft_tokens - 1)
+        chosen = chosen.sort(1).values  # [S, N]
+        place = torch.full_like(tokens, -2).scatter_(
+            1, chosen, torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
+        )
+        parents = parents.gather(1, chosen)
+        parents = torch.where(parents < 0, parents, place.gather(1, parents.clamp(min=0)))
+        return tokens.gather(1, chosen), parents, depths.gather(1, chosen), torch.minimum(margin, close)
+
+    def _deeper(self, row: int, depth: int, tokens: Tensor, hidden: Tensor, slots: list[Memory]) -> Tensor:
+        """The states ``[S * topk, H]`` of the beams' next depth."""
+        draft, wiring = self.draft, self.wiring
+        count, topk = tokens.shape
+        if wiring.norm_output:
+            hidden = rms_norm(hidden, draft.norm, draft.eps)
+        embeds = F.embedding(tokens.flatten(), embedding_table(draft, wiring))
+        at = row + depth - 1
+        turn = tuple(table[at : at + count].repeat_interleave(topk, 0) for table in self.turns)
+        for i, (prefix, slot) in enumerate(zip(self.memories, slots, strict=True)):
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, prefix: Memory = prefix, slot: Memory = slot) -> Tensor:
+                slot.keys.append(k)
+                slot.values.append(v)
+                seen = [
+                    self.attention(
+                        q[beam::topk],
+                        [prefix.keys[0], *(key[beam::topk] for key in slot.keys)],
+                        [prefix.values[0], *(value[beam::topk] for value in slot.values)],
+                        row, wiring.window,
+                    )
+                    for beam in range(topk)
+                ]  # fmt: skip
+                return torch.stack(seen, 1).flatten(0, 1)  # [S * topk, heads, D]
+
+            hidden = block(draft, wiring, i, embeds, hidden, turn, attend)
+        return hidden
+
+    def _best(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities and target ids of the ``topk`` best drafts ``[rows, topk]``, and how close the next was."""
+        logits = F.linear(before_head(self.draft, self.wiring, state), head_weight(self.draft, self.wiring))
+        chances, picks, close = _cut(torch.softmax(logits.float(), -1), self.setting[1])
+        ids = target_ids(self.draft, self.wiring)
+        return chances, picks if ids is None else ids[picks], close
+
+
+def _cut(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The ``count`` best of each row ``[rows, M]``, and the gap in log score to the next one ``[rows]``."""
+    values, indices = scores.topk(count, dim=-1)
+    if scores.shape[1] == count:
+        return values, indices, torch.full_like(values[:, 0], float("inf"))
+    after = scores.topk(count + 1, dim=-1).values[:, -1]
+    return values, indices, values[:, -1].log() - after.log()
