@@ -46,24 +46,8 @@ _PLUS, _FLAG, _FINAL = FamilyRule(), FamilyRule(flagged=True), FamilyRule(final=
 _OLD = FamilyRule(embedding=False)  # the sum with a residual that is None at block 0 raises
 RULES: dict[str, dict[str, FamilyRule]] = {
     "0.5.23": {
-        **dict.fromkeys(
-            (
-                "llama",
-                "llama4",
-                "qwen2",
-                "qwen3",
-                "qwen2_5_vl",
-                "qwen3_vl",
-                "glm4_moe",
-                "glm5_next",
-                "bailing_moe",
-                "longcat_flash",
-                "minimax_m2",
-                "exaone_moe",
-                "apertus",
-            ),
-            _PLUS,
-        ),
+        **dict.fromkeys(("llama", "llama4", "qwen2", "qwen3", "qwen2_5_vl", "qwen3_vl", "glm4_moe", "glm5_next",
+                         "bailing_moe", "longcat_flash", "minimax_m2", "exaone_moe", "apertus"), _PLUS),
         **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5"), _FLAG),
         **dict.fromkeys(("gemma3", "gemma4", "minimax_m3"), _FINAL),
         **dict.fromkeys(("deepseek_v2", "kimi_k25", "glm4_moe_lite"), FamilyRule(shift="first")),
@@ -71,25 +55,12 @@ RULES: dict[str, dict[str, FamilyRule]] = {
         "minimax_m3_vl": FamilyRule(final=True, default_shift=1),
     },
     "0.5.9": {
-        **dict.fromkeys(
-            (
-                "llama",
-                "llama4",
-                "deepseek_v2",
-                "glm4_moe_lite",
-                "glm4_moe",
-                "gpt_oss",
-                "minimax_m2",
-                "longcat_flash",
-                "exaone_moe",
-                "apertus",
-            ),
-            _OLD,
-        ),
+        **dict.fromkeys(("llama", "llama4", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "gpt_oss", "minimax_m2",
+                         "longcat_flash", "exaone_moe", "apertus"), _OLD),
         **dict.fromkeys(("qwen2", "qwen3", "qwen2_5_vl", "bailing_moe"), _PLUS),
         **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_next"), _FLAG),
     },
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -151,26 +122,18 @@ def captured(ids: Sequence[int] | None, family: str, layers: int, version: str) 
     if ids is not None and not ids:
         return Captured((), (), False, (Refusal("empty", "the list of ids is empty: the target returns no state"),))
     if ids is None:
-        inner = [b + rule.default_shift for b in default_boundaries(layers)]
-        shown: list[int | None] = [None] * 3
+        inner = [k + rule.default_shift for k in default_boundaries(layers)]
     else:
-        inner, shown = [i + _shift(ids, rule, layers) for i in ids], list(ids)
+        inner = [i + _shift(ids, rule, layers) for i in ids]
     if rule.flagged:
         inner = [i + layers if -layers <= i < 0 else i for i in inner]
-    limit = layers if rule.final else layers - 1
-    first = 0 if rule.embedding else 1
-    good = [first <= i <= limit for i in inner]
-    problems = [_problem(i, rule, layers, version) for i, ok in zip(inner, good, strict=True) if not ok]
-    boundaries = tuple(sorted({i for i, ok in zip(inner, good, strict=True) if ok}))
+    shown = [k if _reached(k, rule, layers) else None for k in inner]
+    problems = [_problem(k, rule, layers, version) for k, got in zip(inner, shown, strict=True) if got is None]
+    boundaries = tuple(sorted({k for k in shown if k is not None}))
     if not problems and len(boundaries) < len(inner):
-        problems = [
-            Refusal(
-                "repeat",
-                f"{len(inner)} ids fall on {len(boundaries)} boundaries {list(boundaries)}: "
-                "states are missing from fc's input",
-            )
-        ]
-    pairs = tuple((s, i if ok else None) for s, i, ok in zip(shown, inner, good, strict=True))
+        fall = f"{len(inner)} ids fall on {len(boundaries)} boundaries {list(boundaries)}"
+        problems = [Refusal("repeat", f"{fall}: states are missing from fc's input")]
+    pairs = tuple(zip(ids or (None,) * 3, shown, strict=True))
     return Captured(boundaries, pairs, ids is None, tuple(problems))
 
 
@@ -185,21 +148,20 @@ def ids_for(boundaries: Sequence[int], family: str, layers: int, version: str) -
     if rule is None:
         return Ids(None, _no_capture(family, version).text)
     if not wanted or len(wanted) < len(boundaries):
-        return Ids(
-            None, f"boundaries {list(boundaries)} cannot be captured: a state is captured once, and one at least"
-        )
+        once = "a state is captured once, and one at least"
+        return Ids(None, f"boundaries {list(boundaries)} cannot be captured: {once}")
     as_is, minus = tuple(wanted), tuple(k - 1 for k in wanted)
     turned = as_is[1:] + as_is[:1]  # for the families that look at the first id
     for ids in {"always": (minus,), "first": (as_is, minus, turned), "max": (as_is, minus)}[rule.shift]:
         found = captured(ids, family, layers, version)
         if not found.problems and found.boundaries == as_is:
             return Ids(ids, f"captured as boundaries {list(as_is)} on {family} in SGLang {version}")
-    reasons = [
-        _problem(k, rule, layers, version).text
-        for k in wanted
-        if not (0 if rule.embedding else 1) <= k <= (layers if rule.final else layers - 1)
-    ]
+    reasons = [_problem(k, rule, layers, version).text for k in wanted if not _reached(k, rule, layers)]
     return Ids(None, "; ".join(reasons) or f"no list captures {wanted} on {family} in SGLang {version}")
+
+
+def _reached(boundary: int, rule: FamilyRule, layers: int) -> bool:
+    return (0 if rule.embedding else 1) <= boundary <= (layers if rule.final else layers - 1)
 
 
 def _shift(ids: Sequence[int], rule: FamilyRule, layers: int) -> int:
@@ -214,13 +176,11 @@ def _no_capture(family: str, version: str) -> Refusal:
     return Refusal("family", f"{family} has no EAGLE-3 capture in SGLang {version}")
 
 
-def _problem(index: int, rule: FamilyRule, layers: int, version: str) -> Refusal:
-    if index == 0:
-        return Refusal(
-            "embedding",
-            f"boundary 0, the embedding, cannot be captured in stock SGLang {version}: the sum at block 0 raises",
-        )
-    if index == layers:
+def _problem(boundary: int, rule: FamilyRule, layers: int, version: str) -> Refusal:
+    if boundary == 0:
+        text = f"boundary 0, the embedding, cannot be captured in stock SGLang {version}: the sum at block 0 raises"
+        return Refusal("embedding", text)
+    if boundary == layers:
         how = "raises IndexError" if rule.flagged else "is never reached, so a state is missing from fc's input"
         return Refusal("final", f"boundary {layers}, the last block's output, {how} in SGLang {version}")
-    return Refusal("range", f"boundary {index} does not exist: the target has boundaries 0 to {layers}")
+    return Refusal("range", f"boundary {boundary} does not exist: the target has boundaries 0 to {layers}")

@@ -15,12 +15,18 @@ from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
 
 Shape = tuple[int, ...]
-_LEGACY = (
-    ("midlayer", "layers.0"),
-    ("aux_norm_low", "fc_norm.0"),
-    ("aux_norm_mid", "fc_norm.1"),
-    ("aux_norm_high", "fc_norm.2"),
-)
+#: The places of each norm's switch that SGLang 0.5.23 reads; 0.5.9 reads none.
+NORM_PLACES = {
+    "norm_before_fc": ("eagle_config.norm_before_fc", "norm_before_fc"),
+    "fc_norm": ("fc_norm", "use_aux_norm"),
+    "norm_output": ("norm_output",),
+}
+_LEGACY = {
+    "midlayer": "layers.0",
+    "aux_norm_low": "fc_norm.0",
+    "aux_norm_mid": "fc_norm.1",
+    "aux_norm_high": "fc_norm.2",
+}
 _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -57,6 +63,12 @@ def aux_count(draft: DraftConfig, version: str) -> int:
     return draft.num_aux or len(nested or ()) or 3
 
 
+def reads_norm(draft: DraftConfig, name: str, version: str) -> bool:
+    """True when the engine reads the switch of this norm where the config has it."""
+    known = version != "0.5.9" and not (draft.mla and name == "norm_before_fc")
+    return known and draft.norm_places.get(name) in NORM_PLACES[name]
+
+
 def parameters(draft: DraftConfig, version: str) -> dict[str, Shape]:
     """Every parameter that the engine's draft has, unfused, with its shape. Needs the draft's geometry."""
     h, width, vocab = draft.hidden_size or 0, draft.intermediate_size or 0, draft.vocab_size or 0
@@ -68,15 +80,10 @@ def parameters(draft: DraftConfig, version: str) -> dict[str, Shape]:
     }
     if draft.bias:
         found["model.fc.bias"] = (h,)
-    if version != "0.5.9":
-        if (
-            draft.norm_before_fc
-            and not draft.mla
-            and draft.norm_places["norm_before_fc"] in ("eagle_config.norm_before_fc", "norm_before_fc")
-        ):
-            found["model.input_norm.weight"] = (source * taps,)
-        if draft.fc_norm and draft.norm_places["fc_norm"] in ("fc_norm", "use_aux_norm"):
-            found |= {f"model.fc_norm.{i}.weight": (source,) for i in range(min(taps, 64))}
+    if draft.norm_before_fc and reads_norm(draft, "norm_before_fc", version):
+        found["model.input_norm.weight"] = (source * taps,)
+    if draft.fc_norm and reads_norm(draft, "fc_norm", version):
+        found |= {f"model.fc_norm.{i}.weight": (source,) for i in range(min(taps, 64))}
     if not draft.tied:
         found["lm_head.weight"] = (draft.draft_vocab or 0, h)
     for i in range(min(draft.layers, 64)):
@@ -133,7 +140,7 @@ def engine_name(name: str, known: Mapping[str, Shape], draft: DraftConfig, versi
         name = re.sub(r"^layers\.0\.", "midlayer.", name)
         tries = [name if name.startswith("lm_head.") else f"model.{name}"]
     else:
-        for old, new in _LEGACY if version != "0.5.9" else ():
+        for old, new in _LEGACY.items() if version != "0.5.9" else ():
             name = name.replace(old, new)
         if "d2t" in name or "t2d" in name:
             return "d2t" if "d2t" in name else "t2d"

@@ -7,11 +7,12 @@ srt/speculative/eagle_worker_v2.py ``init_lm_head``, srt/configs/model_config.py
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from eagle3lib.engine.capture_ids import Captured, Refusal, captured, engine_version
-from eagle3lib.engine.loading import Loading, aux_count, load, shares_embedding
+from eagle3lib.engine.loading import NORM_PLACES, Loading, aux_count, load, reads_norm, shares_embedding
 from eagle3lib.engine.speculation import Speculation, is_command, speculation
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.reading.checkpoint import Checkpoint
@@ -65,45 +66,26 @@ def serve(
     spec = speculation(launch, target.architecture if target else "", version)
     taken = draft.aux_found.get(ENGINE_PLACE)
     found = captured(taken, target.family, target.layers, version) if target and draft.use_aux else None
-    context = served_context(target, launch)
+    context, rope = served_context(target, launch), effective_rope(draft, version)
     loading = load(draft, checkpoint, version) if checkpoint and measurable(draft) else None
-    new = version != "0.5.9"
-    norm_before_fc = (
-        new
-        and not draft.mla
-        and bool(draft.norm_before_fc)
-        and (draft.norm_places["norm_before_fc"] in ("eagle_config.norm_before_fc", "norm_before_fc"))
-    )
-    fc_norm = new and bool(draft.fc_norm) and draft.norm_places["fc_norm"] in ("fc_norm", "use_aux_norm")
-    norm_output = new and bool(draft.norm_output) and draft.norm_places["norm_output"] == "norm_output"
-    flag = launch.integer("speculative_draft_window_size") if new and not draft.mla else None
-    rope = effective_rope(draft, version)
-    head: Literal["own", "tied", "target"] = (
-        "tied" if draft.tied else "own" if draft.draft_vocab_size is not None else "target"
-    )
+    norms = {name: bool(getattr(draft, name)) and reads_norm(draft, name, version) for name in NORM_PLACES}
+    flag = launch.integer("speculative_draft_window_size") if version != "0.5.9" and not draft.mla else None
+    window = flag + 1 if flag and flag > 0 else None
+    head: Literal["own", "tied", "target"] = "target" if draft.draft_vocab_size is None else "own"
+    head = "tied" if draft.tied else head
     embedding: Literal["target", "own"] = "target" if shares_embedding(draft) else "own"
     crashes = (*spec.refusals, *_crashes(draft, target, launch, version, found, context, loading))
     wiring = None
     if not crashes and found is not None:
         wiring = Wiring(
             boundaries=found.boundaries,
-            norm_before_fc=norm_before_fc,
-            fc_norm=fc_norm,
-            norm_output=norm_output,
             rope_theta=rope.theta,
             rope_scaling=rope.scaling,
-            window=None if flag is None else flag + 1,
+            window=window,
             head="tied" if head == "tied" else "own",
             embedding=embedding,
+            **norms,
         )
-    norms = [
-        name
-        for name, on in (
-            ("input_norm over the concatenation, before fc", norm_before_fc),
-            ("fc_norm per state, before fc", fc_norm),
-        )
-        if on
-    ]
     return Served(
         version=version,
         notes=tuple(text for text in (note, _other_engine(launch, version), *launch.notes) if text),
@@ -111,24 +93,23 @@ def serve(
         captured=found,
         aux_count=aux_count(draft, version),
         norms=(
-            *norms,
+            *(["input_norm over the concatenation, before fc"] if norms["norm_before_fc"] else []),
+            *(["fc_norm per state, before fc"] if norms["fc_norm"] else []),
             "input_layernorm on the embedding",
             "hidden_norm on fc's output",
             "post_attention_layernorm",
             "norm before the head",
-            *(["norm on the state fed back"] if norm_output else []),
+            *(["norm on the state fed back"] if norms["norm_output"] else []),
         ),
-        norm_before_fc=norm_before_fc,
-        fc_norm=fc_norm,
-        norm_output=norm_output,
+        **norms,
         residual="fc's raw output",
         rope=rope,
-        window=None if flag is None else flag + 1,
+        window=window,
         head=head,
         embedding=embedding,
         context=context,
         loading=loading,
-        ignored=_ignored(draft, launch, version),
+        ignored=tuple(_ignored(draft, launch, version)),
         crashes=crashes,
         wiring=wiring,
     )
@@ -184,72 +165,43 @@ def _crashes(
     found: Captured | None,
     context: int | None,
     loading: Loading | None,
-) -> list[Refusal]:
-    crashes = []
+) -> Iterator[Refusal]:
     if draft.architecture not in ARCHITECTURES[version]:
-        crashes.append(
-            Refusal(
-                "architecture",
-                f"{draft.architecture or 'no architecture'} is not an EAGLE-3 draft that SGLang {version} knows",
-            )
-        )
+        name = draft.architecture or "no architecture"
+        yield Refusal("architecture", f"{name} is not an EAGLE-3 draft that SGLang {version} knows")
     if found is not None:
-        crashes += found.problems
+        yield from found.problems
     if "draft_vocab_size" not in draft.raw and not draft.mla:
-        crashes.append(
-            Refusal("config", "draft_vocab_size is absent: the draft model reads it and raises AttributeError")
-        )
+        yield Refusal("config", "draft_vocab_size is absent: the draft model reads it and raises AttributeError")
     if "target_hidden_size" in draft.raw and draft.target_hidden_size is None and not draft.mla:
-        crashes.append(
-            Refusal("config", "target_hidden_size is null: the draft model multiplies it and raises TypeError")
-        )
+        yield Refusal("config", "target_hidden_size is null: the draft model multiplies it and raises TypeError")
     if draft.layers > 1 and (draft.mla or version == "0.5.9"):
-        crashes.append(Refusal("layers", f"{draft.layers} draft layers: only 1 is supported"))
+        yield Refusal("layers", f"{draft.layers} draft layers: only 1 is supported")
     if draft.mla and draft.get("q_lora_rank") is None:
-        crashes.append(Refusal("config", "q_lora_rank is null: the MLA draft raises ValueError"))
+        yield Refusal("config", "q_lora_rank is null: the MLA draft raises ValueError")
     limit = draft_context(draft, launch, version)
     fixed = is_command(launch) or "context_length" in launch.flags
     if fixed and context is not None and context > limit and not launch.set_in_env(CONTEXT_OVERRIDE):
-        crashes.append(
-            Refusal("context", f"the target's context of {context:,} tokens is forced on a draft of {limit:,}")
-        )
+        yield Refusal("context", f"the target's context of {context:,} tokens is forced on a draft of {limit:,}")
     if launch.switch("speculative_use_rejection_sampling") and draft.reduced:
-        crashes.append(
-            Refusal(
-                "backend",
-                "--speculative-use-rejection-sampling needs one vocabulary; the draft's "
-                f"{draft.draft_vocab_size:,} is not the target's {draft.vocab_size:,}",
-            )
-        )
-    if loading is not None:
-        crashes += [
-            Refusal("shape", f"{name} is {list(there)} in the file and {list(here)} in the engine")
-            for name, there, here in loading.misshapen
-        ]
-    return crashes
+        sizes = f"the draft's {draft.draft_vocab_size:,} is not the target's {draft.vocab_size:,}"
+        yield Refusal("backend", f"--speculative-use-rejection-sampling needs one vocabulary; {sizes}")
+    for name, there, here in loading.misshapen if loading else ():
+        yield Refusal("shape", f"{name} is {list(there)} in the file and {list(here)} in the engine")
 
 
-def _ignored(draft: DraftConfig, launch: Launch, version: str) -> tuple[str, ...]:
+def _ignored(draft: DraftConfig, launch: Launch, version: str) -> Iterator[str]:
     """Fields and flags that are there and that nothing reads."""
-    found = []
     if draft.norm_before_residual is not None:
-        found.append(draft.norm_places["norm_before_residual"])
-    found += [place for place in draft.aux_found if place != ENGINE_PLACE]
-    found += [key for key in ("sliding_window", "layer_types") if draft.get(key)]
-    found += [
-        draft.norm_places[name]
-        for name, read in (
-            ("norm_before_fc", ("eagle_config.norm_before_fc", "norm_before_fc")),
-            ("fc_norm", ("fc_norm", "use_aux_norm")),
-            ("norm_output", ("norm_output",)),
-        )
-        if draft.norm_places.get(name)
-        and (version == "0.5.9" or draft.norm_places[name] not in read or draft.mla and name == "norm_before_fc")
-    ]
+        yield draft.norm_places["norm_before_residual"]
+    yield from (place for place in draft.aux_found if place != ENGINE_PLACE)
+    yield from (key for key in ("sliding_window", "layer_types") if draft.get(key))
+    for name in NORM_PLACES:
+        if name in draft.norm_places and not reads_norm(draft, name, version):
+            yield draft.norm_places[name]
     if launch.text("speculative_token_map"):
-        found.append("--speculative-token-map")
+        yield "--speculative-token-map"
     if launch.integer("speculative_draft_sink_size"):
-        found.append("--speculative-draft-sink-size")
+        yield "--speculative-draft-sink-size"
     if draft.mla and launch.integer("speculative_draft_window_size"):
-        found.append("--speculative-draft-window-size")
-    return tuple(found)
+        yield "--speculative-draft-window-size"

@@ -6,6 +6,7 @@ Source: sgl-project/sglang srt/arg_groups/speculative_hook.py ``_handle_eagle_fa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from eagle3lib.engine.capture_ids import Refusal
@@ -16,18 +17,10 @@ BUILTIN = (*EAGLE_FAMILY, "NEXTN", "NGRAM", "DFLASH", "DSPARK", "UNO")
 _TREE_BACKENDS = {"0.5.9": ("flashinfer", "fa3"), "0.5.23": ("flashinfer", "fa3", "triton")}
 #: Flags that came after 0.5.9: its parser refuses them.
 NEWER_FLAGS = (
-    "speculative_use_rejection_sampling",
-    "speculative_use_block_verification",
-    "speculative_draft_window_size",
-    "speculative_draft_sink_size",
-    "speculative_draft_kv_cache_dtype",
-    "speculative_adaptive",
-    "speculative_adaptive_config",
-    "speculative_dsa_topk_backend",
-    "speculative_enable_w4a4_mxfp4_megamoe",
-)
-
-
+    "speculative_use_rejection_sampling", "speculative_use_block_verification", "speculative_draft_window_size",
+    "speculative_draft_sink_size", "speculative_draft_kv_cache_dtype", "speculative_adaptive",
+    "speculative_adaptive_config", "speculative_dsa_topk_backend", "speculative_enable_w4a4_mxfp4_megamoe",
+)  # fmt: skip
 #: Beginnings of flags that belong to other ways of drafting.
 OTHERS = tuple(f"speculative_{name}_" for name in ("ngram", "dflash", "dspark", "domino"))
 
@@ -62,60 +55,33 @@ def speculation(launch: Launch, target_architecture: str, version: str) -> Specu
         return Speculation()
     algorithm = (asked or "EAGLE3").upper()  # bare flags are read as meant for this draft
     changed: dict[str, str] = {}
-    refusals: list[Refusal] = []
     if algorithm == "NEXTN":
         algorithm, changed["algorithm"] = "EAGLE", "NEXTN is another name of EAGLE"
-    if algorithm not in BUILTIN:
-        refusals.append(Refusal("algorithm", f"{algorithm} is no speculative algorithm of SGLang {version}"))
     if algorithm not in EAGLE_FAMILY:
-        return Speculation(algorithm, steps, topk, tokens, changed, tuple(refusals))
-    refusals += [
-        Refusal("flag", f"--{name.replace('_', '-')} is no flag of SGLang")
-        for name in launch.flags
-        if name.startswith("speculative_")
-        and name not in SPECULATIVE
-        and not name.startswith(OTHERS)
-        and launch.source == "line"
-    ]
-    if version == "0.5.9":
-        refusals += [
-            Refusal("flag", f"--{name.replace('_', '-')} does not exist in SGLang 0.5.9")
-            for name in NEWER_FLAGS
-            if name in launch.flags
-        ]
+        unknown = Refusal("algorithm", f"{algorithm} is no speculative algorithm of SGLang {version}")
+        return Speculation(algorithm, steps, topk, tokens, changed, () if algorithm in BUILTIN else (unknown,))
+    refusals = _flags(launch, version)
     if launch.switch("speculative_adaptive") and topk in (None, 1):
         steps, topk = steps or 3, 1
         changed["num_steps"] = "--speculative-adaptive changes the steps with the batch size while it serves"
     elif steps is None and (topk is not None or tokens is not None):
-        refusals.append(
-            Refusal(
-                "steps",
-                "without --speculative-num-steps, --speculative-eagle-topk and "
-                "--speculative-num-draft-tokens must be absent too (an assertion fails)",
-            )
-        )
+        text = "without --speculative-num-steps, --speculative-eagle-topk and --speculative-num-draft-tokens"
+        refusals.append(Refusal("steps", f"{text} must be absent too (an assertion fails)"))
     elif steps is None:
         tree = target_architecture in ("LlamaForCausalLM", "Grok1ForCausalLM", "Grok1VForCausalLM")
         steps, topk, tokens = (5, 4, 8) if tree and algorithm != "STANDALONE" else (3, 1, 4)
-        changed["num_steps"] = (
-            f"no setting was given: SGLang chooses {steps}/{topk}/{tokens} for {target_architecture or 'this target'}"
-        )
+        chosen = f"{steps}/{topk}/{tokens} for {target_architecture or 'this target'}"
+        changed["num_steps"] = f"no setting was given: SGLang chooses {chosen}"
     elif topk is None:
-        refusals.append(
-            Refusal(
-                "steps",
-                "--speculative-num-steps without --speculative-eagle-topk: the server "
-                "compares None with a number and stops",
-            )
-        )
+        text = "--speculative-num-steps without --speculative-eagle-topk"
+        refusals.append(Refusal("steps", f"{text}: the server compares None with a number and stops"))
     for name, value in (("--speculative-num-steps", steps), ("--speculative-eagle-topk", topk)):
         if value is not None and value < 1:
             refusals.append(Refusal("steps", f"{name} {value}: at least 1 is needed"))
     if topk == 1 and steps is not None and tokens != steps + 1:
         if tokens is not None:
-            changed["num_draft_tokens"] = (
-                f"--speculative-eagle-topk 1 makes a chain: {tokens} draft tokens become num_steps + 1 = {steps + 1}"
-            )
+            chain = f"{tokens} draft tokens become num_steps + 1 = {steps + 1}"
+            changed["num_draft_tokens"] = f"--speculative-eagle-topk 1 makes a chain: {chain}"
         tokens = steps + 1
     if topk is not None and topk > 1 and steps is not None and steps > 0:
         refusals += _tree(launch, steps, topk, tokens, version)
@@ -127,35 +93,40 @@ def is_command(launch: Launch) -> bool:
     return launch.source == "server_info" or bool(launch.program) or "model_path" in launch.flags
 
 
-def _tree(launch: Launch, steps: int, topk: int, tokens: int | None, version: str) -> list[Refusal]:
-    found = []
+def _flags(launch: Launch, version: str) -> list[Refusal]:
+    """Flags that the engine's parser or its checks refuse."""
+    names = [name for name in launch.flags if name.startswith("speculative_")]
+    unknown = [name for name in names if name not in SPECULATIVE and not name.startswith(OTHERS)]
+    found = [f"{_spelled(name)} is no flag of SGLang" for name in unknown if launch.source == "line"]
+    if version == "0.5.9":
+        found += [f"{_spelled(name)} does not exist in SGLang 0.5.9" for name in NEWER_FLAGS if name in launch.flags]
+    window = launch.integer("speculative_draft_window_size") if version != "0.5.9" else None
+    if window is not None and window < 1:
+        found.append(f"--speculative-draft-window-size {window}: at least 1 is needed")
+    return [Refusal("flag", text) for text in found]
+
+
+def _spelled(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _tree(launch: Launch, steps: int, topk: int, tokens: int | None, version: str) -> Iterator[Refusal]:
     nodes = tree_nodes(steps, topk)
     if tokens is None:
-        found.append(Refusal("steps", f"--speculative-eagle-topk {topk} needs --speculative-num-draft-tokens"))
+        yield Refusal("steps", f"--speculative-eagle-topk {topk} needs --speculative-num-draft-tokens")
     elif tokens - 1 > nodes:
-        found.append(
-            Refusal(
-                "steps",
-                f"{tokens - 1} drafts are to be chosen from a tree of {steps} steps and topk "
-                f"{topk}, which has only {nodes} nodes: torch.topk raises",
-            )
-        )
+        tree = f"a tree of {steps} steps and topk {topk}, which has only {nodes} nodes"
+        yield Refusal("steps", f"{tokens - 1} drafts are to be chosen from {tree}: torch.topk raises")
     elif tokens < 2:
-        found.append(Refusal("steps", f"--speculative-num-draft-tokens {tokens} leaves no draft to verify"))
+        yield Refusal("steps", f"--speculative-num-draft-tokens {tokens} leaves no draft to verify")
     backends = [launch.text(k) for k in ("attention_backend", "decode_attention_backend", "prefill_attention_backend")]
     if "trtllm_mha" in backends:
-        found.append(Refusal("backend", "the trtllm_mha attention backend takes topk 1 only"))
+        yield Refusal("backend", "the trtllm_mha attention backend takes topk 1 only")
     page = launch.integer("page_size") or 1
     if page > 1 and backends[0] and backends[0] not in _TREE_BACKENDS[version]:
-        found.append(
-            Refusal(
-                "backend",
-                f"topk {topk} with page size {page} needs one of the attention backends "
-                f"{', '.join(_TREE_BACKENDS[version])}; {backends[0]} is asked for",
-            )
-        )
+        known = f"needs one of the attention backends {', '.join(_TREE_BACKENDS[version])}"
+        yield Refusal("backend", f"topk {topk} with page size {page} {known}; {backends[0]} is asked for")
     if launch.switch("speculative_use_rejection_sampling"):
-        found.append(Refusal("backend", f"--speculative-use-rejection-sampling takes topk 1 only, not {topk}"))
+        yield Refusal("backend", f"--speculative-use-rejection-sampling takes topk 1 only, not {topk}")
     if version == "0.5.9" and launch.set_in_env("SGLANG_ENABLE_SPEC_V2"):
-        found.append(Refusal("backend", f"SGLANG_ENABLE_SPEC_V2 takes topk 1 only in 0.5.9, not {topk}"))
-    return found
+        yield Refusal("backend", f"SGLANG_ENABLE_SPEC_V2 takes topk 1 only in 0.5.9, not {topk}")

@@ -9,7 +9,6 @@ SafeAILab/EAGLE traineagle3/modeling_llama_kv.py and cnets.py ``_init_rope``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eagle3lib.engine.capture_ids import default_boundaries
@@ -77,60 +76,53 @@ def _boundaries(draft: DraftConfig, target: TargetConfig | None) -> tuple[tuple[
         if n is None:
             return (), "no ids in the config, and no target to take the default layers from"
         return (default_boundaries(n),), f"{who}: no ids, so the default layers of a target of {n} blocks"
-    if n is None:
-        plus = (tuple(i + 1 for i in ids),) if who in ("angelslim", "modelopt") else (tuple(sorted(ids)),)
-        return (plus, "ids read without a target") if who != "sglang" else ((), "no target: its family is unknown")
-    if who == "speculators" and draft.aux_place == ENGINE_PLACE and ids != default_boundaries(n):
-        # written into eagle_config by hand: as boundaries, or converted to SGLang's numbering
-        plus, same = tuple(sorted(i + 1 for i in ids)), tuple(sorted(ids))
-        return _existing([plus] if plus == default_boundaries(n) else [plus, same], n), (
-            "speculators ids are boundaries, but these stand where SGLang's id + 1 is read"
-        )
-    if who in ("speculators", "vllm"):
-        return _existing([tuple(sorted(ids))], n), f"{who} ids are boundaries (k form), gathered ascending"
-    if who == "angelslim":
-        return _existing([tuple(i + 1 for i in ids)], n), "AngelSlim: id k is hidden_states[k + 1], in config order"
+    in_order, same = tuple(i + 1 for i in ids), tuple(sorted(ids))
+    if target is None:
+        if who == "sglang":
+            return (), "no target: its family is unknown"
+        return (in_order if who in ("angelslim", "modelopt") else same,), "ids read without a target"
+    readings, reason = _readings(draft, ids, target)
+    readings = (in_order,) if who == "angelslim" else readings
+    return tuple(dict.fromkeys(b for b in readings if b and all(0 <= k <= target.layers for k in b))), reason
+
+
+def _readings(draft: DraftConfig, ids: Boundaries, target: TargetConfig) -> tuple[tuple[Boundaries, ...], str]:
+    """What sorted ids may mean to the trainer, the likelier reading first: the boundary id + 1, or id itself."""
     plus, same = tuple(sorted(i + 1 for i in ids)), tuple(sorted(ids))
-    k_form = same == default_boundaries(n) and len(set(same)) == len(same)
+    default, who = default_boundaries(target.layers), draft.dialect
+    k_form = same == default and len(set(same)) == len(same)
+    if who == "angelslim":
+        return (plus,), "AngelSlim: id k is hidden_states[k + 1], in config order"
+    if who == "speculators" and draft.aux_place == ENGINE_PLACE and ids != default:
+        # written into eagle_config by hand: as boundaries, or converted to SGLang's numbering
+        why = "speculators ids are boundaries, but these stand where SGLang's id + 1 is read"
+        return (plus,) if plus == default else (plus, same), why
+    if who in ("speculators", "vllm"):
+        return (same,), f"{who} ids are boundaries (k form), gathered ascending"
+    if who == "modelopt" and k_form:
+        why = "the ids are the default layers in the latter form"
+        return (plus, same), f"ModelOpt's hooks mean id + 1, its vLLM dump means the id itself, and {why}"
     if who == "modelopt":
-        readings = [plus, same] if k_form else [plus]
-        return _existing(readings, n), (
-            "ModelOpt: forward hooks on block ids (id + 1)"
-            if not k_form
-            else "ModelOpt's hooks mean id + 1, its vLLM dump means the id itself, and the ids are the "
-            "default "
-            "layers in the latter form"
-        )
+        return (plus,), "ModelOpt: forward hooks on block ids (id + 1)"
     if target.family in ("deepseek_v2", "kimi_k25", "glm4_moe_lite") and ids[:1] != (1,):
-        return _existing([same, plus], n), (
-            "on this family SGLang took ids + 1 until PR 25454 and takes them as they are since"
-        )
-    if target.family == "gpt_oss" and ids and max(ids) == n:
-        return _existing([same], n), "gpt-oss: a list that holds n is taken as it is"
+        return (same, plus), "on this family SGLang took ids + 1 until PR 25454 and takes them as they are since"
+    if target.family == "gpt_oss" and ids and max(ids) == target.layers:
+        return (same,), "gpt-oss: a list that holds n is taken as it is"
     if k_form:
-        return _existing([plus, same], n), (
-            "SGLang's ids mean id + 1, but these are the default layers as speculators and vLLM write them"
-        )
+        why = "SGLang's ids mean id + 1, but these are the default layers as speculators and vLLM write them"
+        return (plus, same), why
     if 0 in ids:
-        return _existing([plus, same], n), (
-            "id 0 is boundary 1 in SGLang's numbering and the embedding in that of speculators and vLLM"
-        )
-    return _existing([plus], n), "captured through SGLang's own numbering (id + 1) in training"
-
-
-def _existing(readings: Sequence[Boundaries], layers: int) -> tuple[Boundaries, ...]:
-    return tuple(dict.fromkeys(b for b in readings if b and all(0 <= k <= layers for k in b)))
+        why = "id 0 is boundary 1 in SGLang's numbering and the embedding in that of speculators and vLLM"
+        return (plus, same), why
+    return (plus,), "captured through SGLang's own numbering (id + 1) in training"
 
 
 def _rope(draft: DraftConfig) -> tuple[float, object, list[str]]:
     theta, scaling = draft.rope.theta, draft.rope.scaling
     if draft.dialect in ("eagle", "angelslim") and scaling is None and theta != DEFAULT_THETA:
         trainer = "AngelSlim" if draft.dialect == "angelslim" else "EAGLE"
-        return (
-            DEFAULT_THETA,
-            None,
-            [f"{trainer}'s trainer ignores rope_theta {theta:g} when rope_scaling is null: it trains with 10000"],
-        )
+        note = f"{trainer}'s trainer ignores rope_theta {theta:g} when rope_scaling is null: it trains with 10000"
+        return DEFAULT_THETA, None, [note]
     if added_yarn(draft):
         return theta, None, ["ModelOpt trains without scaling and adds YaRN when it exports"]
     return theta, scaling, []
