@@ -60,7 +60,7 @@ class Chains:
         return (self.proposed == truth) & known, known
 
     def runs(self, tokens: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
-        """``(runs, sure)``, both ``[S]``: drafts right in a row, of ``num_steps``; was there a token to fail against."""
+        """``(runs, sure)``, both ``[S]``: right drafts in a row, of ``num_steps``; was there one to fail against."""
         if not 1 <= num_steps <= len(self.proposed):
             raise InputError("num_steps", num_steps, f"1 to {len(self.proposed)}, the depths that were computed")
         right, _ = self.right(tokens)

@@ -83,11 +83,11 @@ def target_states(
         found = f"ids from {int(ids.min())} to {int(ids.max())}" if len(ids) else "no ids"
         raise InputError("input_ids", found, f"ids of the target's vocabulary, 0 to {config.vocab_size - 1}")
     if cache_dir is None:
-        states = _run(_model(str(folder), dtype), ids)
+        states = _run(model(str(folder), dtype), ids)
         return torch.stack([states[k] for k in wanted], dim=1)
     path = Path(cache_dir) / f"{_key(Path(folder), ids, dtype)}.safetensors"
     if not path.is_file():
-        states = _run(_model(str(folder), dtype), ids)
+        states = _run(model(str(folder), dtype), ids)
         _write(path, {str(k): state for k, state in enumerate(states)})
     with safe_open(path, framework="pt") as file:
         return torch.stack([file.get_tensor(str(k)) for k in wanted], dim=1)
@@ -107,8 +107,8 @@ def greedy(
     With ``stop`` each ends with the first end-of-sequence token, if it says one; without, all run to
     ``max_new_tokens``, as requests with ``ignore_eos`` do.
     """
-    model = _model(str(folder), dtype)
-    ends = model.generation_config.eos_token_id
+    target = model(str(folder), dtype)
+    ends = target.generation_config.eos_token_id
     ends = set() if ends is None or not stop else {ends} if isinstance(ends, int) else set(ends)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # alike lengths share a batch
     said: list[list[int]] = [[] for _ in prompts]
@@ -117,7 +117,7 @@ def greedy(
         width = max(len(prompts[i]) for i in group)
         ids = torch.tensor([[0] * (width - len(prompts[i])) + list(prompts[i]) for i in group])
         mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in group])
-        out = model.generate(
+        out = target.generate(
             ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens,
             eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),
         )  # fmt: skip
@@ -128,12 +128,13 @@ def greedy(
 
 
 @lru_cache(maxsize=1)
-def _model(folder: str, dtype: torch.dtype) -> Any:
+def model(folder: str, dtype: torch.dtype) -> Any:
+    """The whole target in transformers; the last one is kept."""
     from transformers import AutoModelForCausalLM
 
     _check_fits(Path(folder), dtype)
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        loaded, loading = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -143,7 +144,7 @@ def _model(folder: str, dtype: torch.dtype) -> Any:
         found = f"{len(missing)} tensors missing, {missing[0]} among them"
         cure = "give the whole target, or samples that hold its states: then only embedding and head are read"
         raise InputError(Path(folder).name, found, "all weights of the target", cure)
-    return model.eval()
+    return loaded.eval()
 
 
 def _check_fits(folder: Path, dtype: torch.dtype) -> None:
@@ -158,9 +159,9 @@ def _check_fits(folder: Path, dtype: torch.dtype) -> None:
 
 
 @torch.inference_mode()
-def _run(model: Any, ids: Tensor) -> list[Tensor]:
+def _run(target: Any, ids: Tensor) -> list[Tensor]:
     """Boundaries ``0 .. n``, each ``[T, H_t]``, seen by hooks on the blocks."""
-    blocks: nn.ModuleList = model.get_decoder().layers
+    blocks: nn.ModuleList = target.get_decoder().layers
     seen: list[Tensor] = []
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -172,7 +173,7 @@ def _run(model: Any, ids: Tensor) -> list[Tensor]:
     hooks = [blocks[0].register_forward_pre_hook(before, with_kwargs=True)]
     hooks += [block.register_forward_hook(after) for block in blocks]
     try:
-        model.get_decoder()(input_ids=ids[None], use_cache=False)
+        target.get_decoder()(input_ids=ids[None], use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

@@ -87,10 +87,13 @@ def forecast(
     return [evaluate(draft, wiring, m.sample, m.stack(wiring.boundaries), num_steps, beyond) for m in materials]
 
 
-def setting_forecast(draft: Draft, wiring: Wiring, material: Material, setting: Setting, beyond: int = 0) -> Forecast:
+def setting_forecast(
+    draft: Draft, wiring: Wiring, material: Material, setting: Setting, beyond: int = 0, ancestors: bool = False
+) -> Forecast:
     """What serving accepts under ``setting``: a chain where topk is 1, else SGLang's tree.
 
-    Greedy, or SGLang's target-only sampling of these very tokens. ``beyond`` as in ``forecast``.
+    Greedy, or SGLang's target-only sampling of these very tokens. ``beyond`` as in ``forecast``; ``ancestors`` as in
+    ``trees.grow``: what trees would give if each node attended to its own chain.
     """
     num_steps, topk, _ = setting
     sample, states = material.sample, material.stack(wiring.boundaries)
@@ -100,7 +103,7 @@ def setting_forecast(draft: Draft, wiring: Wiring, material: Material, setting: 
         chains = forward(draft, wiring, states, sample.input_ids, num_steps, first)
         starts, runs = chains.starts, partial(chains.runs, num_steps=num_steps)
     else:
-        trees = grow(draft, wiring, states, sample.input_ids, setting, first)
+        trees = grow(draft, wiring, states, sample.input_ids, setting, first, ancestors)
         starts, runs = trees.starts, trees.runs
     each, sure = runs(sample.input_ids)
     known = tuple(n if ok else None for n, ok in zip(each.tolist(), sure.tolist(), strict=True))

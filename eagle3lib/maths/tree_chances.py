@@ -1,0 +1,63 @@
+"""The target's own probability of every node of a tree, given the path to it; the target runs through transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eagle3lib.maths.target_states import model
+from eagle3lib.maths.trees import Trees
+
+#: Nodes that are computed side by side.
+ROWS = 512
+
+
+@torch.inference_mode()
+def node_chances(
+    folder: str | Path, tokens: Tensor, trees: Trees, temperature: float, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``[S, N]``: the chance that the target, sampling at ``temperature``, says the node after its path.
+
+    One forward pass over the conversation and the nodes of many trees, each node seeing the conversation up to its
+    start and its own ancestors. Full attention is assumed. 0 for a node whose parent was not chosen.
+    """
+    target = model(str(folder), dtype)
+    size = max(1, ROWS // trees.tokens.shape[1])
+    parts = []
+    for at in range(0, len(trees.starts), size):
+        part = slice(at, at + size)
+        parts.append(_chances(target, tokens, trees, part, temperature))
+    return torch.cat(parts)
+
+
+def _chances(target: torch.nn.Module, tokens: Tensor, trees: Trees, part: slice, temperature: float) -> Tensor:
+    starts, nodes = trees.starts[part], trees.tokens[part]  # [S], [S, N]
+    parents, depths = trees.parents[part], trees.depths[part]
+    count, width = nodes.shape
+    known = int(starts[-1]) + 2  # tokens of the conversation that any start knows
+    place = known + torch.arange(count * width).view(count, width)  # of each node, among all rows
+    above = torch.where(
+        parents < 0, starts[:, None] + 1, place.gather(1, parents.clamp(min=0))
+    )  # [S, N] the row before
+    length = known + count * width
+    sees = torch.ones(length, length, dtype=torch.bool).tril_()
+    sees[known:] = False
+    sees[known:, :known] = (torch.arange(known) < (starts + 2)[:, None]).repeat_interleave(width, 0)
+    for node in range(width):  # parents stand before children
+        rows = place[:, node]
+        own = parents[:, node] >= 0
+        sees[rows[own], known:] = sees[above[own, node], known:]
+        sees[rows, rows] = True
+    bias = torch.zeros(length, length, dtype=target.dtype).masked_fill_(~sees, torch.finfo(target.dtype).min)
+    ids = torch.cat([tokens[:known], nodes.flatten()])
+    positions = torch.cat([torch.arange(known), (starts[:, None] + 1 + depths).flatten()])
+    hidden = target.get_decoder()(
+        input_ids=ids[None], attention_mask=bias[None, None], position_ids=positions[None], use_cache=False
+    ).last_hidden_state[0]  # [length, H], after the final norm
+    said = []
+    for rows, words in zip(above.flatten().split(ROWS), nodes.flatten().split(ROWS), strict=True):
+        logits = target.get_output_embeddings()(hidden[rows]).float() / temperature
+        said.append(logits.log_softmax(-1).gather(1, words[:, None])[:, 0].exp())
+    return torch.cat(said).view(count, width).masked_fill_(parents == -2, 0.0)

@@ -1,0 +1,114 @@
+"""Acceptance above temperature 0, as an expectation: nothing is drawn.
+
+Target-only (SGLang's rule unless told otherwise, ``tree_speculative_sampling_target_only``): the target draws its
+next token and a drafted child that is this token is accepted. A node is reached with the product of the target's
+probabilities along its path.
+
+Rejection sampling (Leviathan et al. 2023, arXiv 2211.17192; SGLang ``--speculative-use-rejection-sampling``, chains
+only): a draft x from q is accepted with min(1, p(x) / q(x)), so that token x comes from an accepted draft with
+min(p(x), q(x)) = p(x) * min(1, q(x) / p(x)). In a conversation that the target itself sampled, the product of the
+second factors is therefore an unbiased estimate of the chance to get that far, and sum(min(p, q)) that of one more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3lib.maths.draft import before_head, combine, depth_states, head_weight, target_ids
+from eagle3lib.maths.draft_weights import Draft
+from eagle3lib.maths.target_states import TargetTensors, target_states
+from eagle3lib.maths.tree_chances import node_chances
+from eagle3lib.maths.trees import Trees, grow
+from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.forecast import Setting
+from eagle3lib.measuring.materials import Material
+
+Rule = Literal["target-only", "rejection"]
+
+
+def expected(
+    draft: Draft, wiring: Wiring, material: Material, target: str | Path, tensors: TargetTensors, setting: Setting,
+    temperature: float, rule: Rule = "target-only",
+) -> tuple[float, ...]:  # fmt: skip
+    """``[j]``: expected verify steps of one request that accept j drafts, at the starts of its conversation.
+
+    The target must be small enough to run. Under rejection sampling a reply's last ``num_steps`` tokens are only
+    looked ahead to.
+    """
+    num_steps, sample = setting[0], material.sample
+    states, first = material.stack(wiring.boundaries), sample.prompt_tokens - 1
+    if rule == "target-only":
+        trees = grow(draft, wiring, states, sample.input_ids, setting, first)
+        at_least = target_only(trees, node_chances(target, sample.input_ids, trees, temperature), num_steps)
+    else:
+        last = target_states(target, sample.input_ids)[:, -1]
+        at_least = rejection(draft, wiring, states, sample.input_ids, last, tensors, temperature, num_steps, first)
+    counts = [
+        expected_histogram(at_least[begin - 1 - first : end - 1 - first], end - begin) for begin, end in sample.replies
+    ]
+    return tuple(map(sum, zip(*counts, strict=True)))
+
+
+def target_only(trees: Trees, chances: Tensor, num_steps: int) -> Tensor:
+    """``[S, num_steps + 1]``: the chance to accept at least j drafts; ``chances [S, N]`` as ``node_chances`` gives."""
+    reach = chances.clone()
+    for node in range(reach.shape[1]):  # parents stand before children
+        parent = trees.parents[:, node]
+        reach[:, node] *= torch.where(parent < 0, 1.0, reach.gather(1, parent.clamp(min=0)[:, None])[:, 0])
+    at_least = torch.zeros(len(reach), num_steps + 1)
+    at_least[:, 0] = 1
+    return at_least.scatter_add_(1, trees.depths, reach)
+
+
+@torch.inference_mode()
+def rejection(
+    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, last: Tensor, target: TargetTensors,
+    temperature: float, num_steps: int, first: int = 0, rows: int = 256,
+) -> Tensor:  # fmt: skip
+    """``[S, num_steps + 1]``: the chance to accept at least j drafts, for the starts that have all tokens ahead.
+
+    Args:
+        states, tokens, first: as in ``draft.forward``; the conversation was sampled at ``temperature``.
+        last: ``[T, H_t]``, the last block's output, before the final norm.
+        rows: distributions over the target's vocabulary that exist at once.
+    """
+    starts = torch.arange(first, len(tokens) - num_steps - 1)
+    weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
+    gone, at_least = torch.ones(len(starts)), [torch.ones(len(starts))]
+    hidden = combine(draft, wiring, states)
+    for depth, state in enumerate(depth_states(draft, wiring, hidden, tokens, num_steps, first), 1):
+        logits = F.linear(before_head(draft, wiring, state[: len(starts)]), weight).float()
+        overlap, ratio = [], []
+        for part, drafted in zip(starts.split(rows), logits.split(rows), strict=True):
+            p = torch.softmax(target.logits(last[part + depth]).float() / temperature, -1)  # [rows, V]
+            q = torch.softmax(drafted / temperature, -1)  # [rows, V_d]
+            q = q if ids is None else torch.zeros_like(p).index_add_(1, ids, q)
+            said = tokens[part + depth + 1, None]
+            overlap.append(torch.minimum(p[:, : q.shape[1]], q).sum(1))
+            ratio.append((q.gather(1, said).log() - p.gather(1, said).log()).exp().clamp(max=1)[:, 0])
+        at_least.append(gone * torch.cat(overlap))
+        gone = gone * torch.cat(ratio)
+    return torch.stack(at_least, 1)
+
+
+def expected_histogram(at_least: Tensor, outputs: int) -> tuple[float, ...]:
+    """``[j]``: expected verify steps with j accepted drafts, of a request of ``outputs`` tokens.
+
+    ``at_least [S, num_steps + 1]`` of the reply's starts, in order. A step at start t that accepts j is followed by
+    one at start t + j + 1; the prefill gives the first token.
+    """
+    exactly = at_least - F.pad(at_least[:, 1:], (0, 1))  # [S, num_steps + 1]
+    depths = exactly.shape[1]
+    visits = torch.zeros(len(exactly) + depths, dtype=torch.float64)
+    visits[0] = 1
+    counted = torch.zeros(depths, dtype=torch.float64)
+    for start in range(min(outputs - 1, len(exactly))):
+        steps = visits[start] * exactly[start].double()
+        counted += steps
+        visits[start + 1 : start + 1 + depths] += steps
+    return tuple(counted.tolist())

@@ -1,0 +1,130 @@
+"""Expected acceptance against enumeration, a game of coins, and the greedy walk that it becomes at temperature 0."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle3lib.findings.config_rules import inspect
+from eagle3lib.maths.draft import Draft, target_ids
+from eagle3lib.maths.target_states import TargetTensors, greedy, target_states
+from eagle3lib.maths.tree_chances import node_chances
+from eagle3lib.maths.trees import Trees, grow
+from eagle3lib.measuring.evaluation import sample_walk
+from eagle3lib.measuring.expected import expected_histogram, rejection, target_only
+from eagle3lib.reading.samples import Sample
+from tests.test_trees import FIRST, VOCAB, WIDTH, WIRINGS, chances, made
+from tests.tiny import tiny_draft, tiny_target
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Tensor]:
+    """A target, a draft and a greedy conversation."""
+    root = tmp_path_factory.mktemp("pair")
+    tiny_draft(root / "draft", tiny_target(root / "target", vocab=64), draft_vocab=48)
+    prompt = list(range(5, 15))
+    return root / "target", root / "draft", torch.tensor(prompt + greedy(root / "target", [prompt], 40, stop=False)[0])
+
+
+def grown(pair: tuple[Path, Path, Tensor], setting: tuple[int, int, int]) -> Trees:
+    target, draft, tokens = pair
+    wiring = inspect(str(draft), str(target), "").runnable_wiring
+    states = target_states(target, tokens, wiring.boundaries)
+    loaded = Draft.load(draft, TargetTensors.load(target).embedding)
+    return grow(loaded, wiring, states, tokens, setting, 9)
+
+
+def test_node_chances_are_what_the_target_says_along_each_path(pair: tuple[Path, Path, Tensor]) -> None:
+    target, _, tokens = pair
+    trees, tensors = grown(pair, (3, 3, 9)), TargetTensors.load(target)
+    found = node_chances(target, tokens, trees, 0.7)
+    for row in range(0, len(trees.starts), 13):
+        start = int(trees.starts[row])
+        for node, word in enumerate(trees.tokens[row].tolist()):
+            path, at = [], int(trees.parents[row, node])
+            while at >= 0:
+                path.insert(0, int(trees.tokens[row, at]))
+                at = int(trees.parents[row, at])
+            said = torch.cat([tokens[: start + 2], torch.tensor(path, dtype=torch.long)])
+            last = target_states(target, said)[-1, -1]
+            expected = torch.softmax(tensors.logits(last) / 0.7, -1)[word]
+            assert found[row, node] == pytest.approx(float(expected), rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("setting", [(4, 1, 5), (3, 3, 9)], ids=str)
+def test_at_temperature_zero_it_is_the_greedy_walk(pair: tuple[Path, Path, Tensor], setting: tuple[int, ...]) -> None:
+    target, _, tokens = pair
+    trees = grown(pair, setting)
+    at_least = target_only(trees, node_chances(target, tokens, trees, 1e-5), setting[0])
+    walk = sample_walk(Sample("greedy", tokens, torch.arange(len(tokens)) >= 10, 10), trees.starts, trees.runs)
+    counts = expected_histogram(at_least, len(tokens) - 10)
+    steps = len(walk.accepted)  # the last may look past the conversation, where only the target knows
+    assert sum(counts) == pytest.approx(steps + (not walk.complete), abs=1e-3) and steps > 8
+    assert sum(abs(a - b) for a, b in zip(counts, walk.histogram(setting[0]), strict=True)) < 1 + 1e-3
+
+
+def test_target_only_is_the_engines_game_of_coins() -> None:
+    """Each level draws one coin and gives it to the children in turn, by the target's probabilities."""
+    draw = torch.Generator().manual_seed(0)
+    parents = torch.tensor([[-1, -1, 0, 0, 1, 2]])
+    depths = torch.tensor([[1, 1, 2, 2, 2, 3]])
+    chance = torch.tensor([[0.5, 0.3, 0.2, 0.6, 0.9, 0.7]])
+    trees = Trees(torch.zeros(1, dtype=torch.long), parents, parents, depths, torch.zeros(1))
+    games, counts = 40_000, torch.zeros(4)
+    for coins in torch.rand(games, 3, generator=draw).tolist():
+        at, accepted = -1, 0
+        for coin in coins:
+            passed = 0.0
+            for child in (parents[0] == at).nonzero().flatten().tolist():
+                passed += float(chance[0, child])
+                if coin <= passed:
+                    at, accepted = child, accepted + 1
+                    break
+            else:
+                break
+        counts[: accepted + 1] += 1
+    assert torch.allclose(target_only(trees, chance, 3)[0], counts / games, atol=4 * 0.5 / games**0.5)
+
+
+def test_rejection_sampling_is_unbiased() -> None:
+    """Over all conversations, each as likely as the target says it, the estimate is the exact chance."""
+    draft, states, tokens = made()
+    wiring, steps, temperature = WIRINGS["plain"], 3, 3.0
+    draw = torch.Generator().manual_seed(1)
+    head = torch.randn(VOCAB, WIDTH, generator=draw) * 0.4
+    target, last = TargetTensors(head, head, torch.ones(WIDTH), 1e-6), torch.randn(len(tokens), WIDTH, generator=draw)
+    p = torch.softmax(target.logits(last) / temperature, -1)
+    ids = target_ids(draft, wiring)
+
+    def chance(path: tuple[int, ...], more: int) -> float:
+        """To accept ``more`` drafts after ``path``."""
+        if not more:
+            return 1.0
+        logits = chances(draft, wiring, states, tokens, path, FIRST).log()
+        q = torch.zeros(VOCAB).index_add_(0, ids, torch.softmax(logits / temperature, -1))
+        both = torch.minimum(p[FIRST + 1 + len(path)], q)
+        return sum(float(both[word]) * chance((*path, word), more - 1) for word in both.nonzero().flatten().tolist())
+
+    estimate = torch.zeros(steps + 1)
+    for words in product(range(VOCAB), repeat=steps - 1):
+        said = tokens[: FIRST + steps + 2].clone()
+        said[FIRST + 2 : FIRST + 1 + steps] = torch.tensor(words)
+        likely = torch.stack([p[FIRST + 1 + i, word] for i, word in enumerate(words)]).prod()
+        rows = states[: len(said)]
+        estimate += likely * rejection(draft, wiring, rows, said, last, target, temperature, steps, FIRST)[0]
+    exact = torch.tensor([chance((), n) for n in range(steps + 1)])
+    assert torch.allclose(estimate, exact, atol=1e-5) and 0.02 < exact[3] < exact[1] < 0.9
+
+
+def test_visits_follow_the_expected_jumps() -> None:
+    """From every start one draft is accepted with 1/2: seven tokens in steps of one or two."""
+    at_least = torch.tensor([[1.0, 0.5]]).repeat(7, 1)
+    visited = [1.0, 0.5]
+    for _ in range(5):
+        visited.append((visited[-1] + visited[-2]) / 2)
+    counts = expected_histogram(at_least, 8)
+    assert counts == pytest.approx((sum(visited) / 2, sum(visited) / 2))
