@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from eagle3lib.findings.finding import Finding, Severity
-from eagle3lib.findings.gap import FLOOR, SHAPES, gap
+from eagle3lib.findings.gap import FLOOR, SHAPES, SMALL_GAP, gap
 from eagle3lib.measuring.acceptance import Acceptance, Histogram
 from eagle3lib.measuring.plausibility import counts_bonus_in_rate, counts_root_as_draft, impossible, impossible_training
 from eagle3lib.reading.engine_reports import DEFINITIONS, EngineReport
-from eagle3lib.reading.training_reports import TrainingReport
+from eagle3lib.reading.training_reports import Checkpoint, TrainingReport
 
+#: The EAGLE-3 paper trains on more than 500,000 conversations (arXiv 2503.01840, section 4).
+FEW_SAMPLES = 100_000
 #: Verify steps that show a floor.
 FLOOR_STEPS = 50
 #: How exactly two accept lengths of one run are one apart, printed with two digits.
@@ -52,6 +55,17 @@ _CASES: dict[str, tuple[str, Severity, str, str]] = {
         "metric.definition", "note",
         "Targets outside the draft vocabulary never count as wrong: served acceptance is lower.",
         "Multiply by the coverage, or compare with the offline accuracy of notebook 02.",
+    ),
+    "few samples": (
+        "quality.undertrained", "note",
+        "EAGLE-3 drafts gain with data: the paper trains on more than 500,000. What is right on text like the "
+        "training's can be far lower on other text.",
+        "Train on more and more varied conversations, answered by the target itself.",
+    ),
+    "overtrained": (
+        "quality.overtrained", "warning",
+        "A falling loss says nothing about acceptance: the last checkpoint accepts less than an earlier one.",
+        "Choose the checkpoint by acceptance on held-out text, not by loss; then more or more varied text.",
     ),
     "unmeasured": (
         "metric.unmeasured", "warning",
@@ -114,14 +128,35 @@ def report_findings(
 
 
 def training_findings(report: TrainingReport) -> list[Finding]:
-    """``metric.*`` of a trainer's numbers."""
+    """``metric.*`` of a trainer's numbers; ``quality.undertrained`` as a note where it names few conversations."""
     subject = f"{report.source} {report.metric}"
     if wrong := impossible_training(report):
         return [_finding("impossible training", subject, "; ".join(wrong))]
+    found = []
+    if report.training_samples is not None and report.training_samples < FEW_SAMPLES:
+        found.append(_finding("few samples", subject, f"trained on {report.training_samples:,} conversations"))
     if report.meaning == "ambiguous":
         named = f"trainer {report.trainer or 'not named'}, metric {report.metric}"
-        return [_finding("ambiguous", subject, f"{named}: {report.definition}")]
-    return [_finding("optimistic", subject, report.definition)] if report.draft_vocab_targets else []
+        found.append(_finding("ambiguous", subject, f"{named}: {report.definition}"))
+    elif report.draft_vocab_targets:
+        found.append(_finding("optimistic", subject, report.definition))
+    return found
+
+
+def checkpoint_findings(found: Sequence[Checkpoint]) -> list[Finding]:
+    """``quality.overtrained``: acceptance peaked before the last checkpoint and fell since, while the loss fell on."""
+    if len(found) < 3:
+        return []
+    best = max(reversed(found), key=lambda each: each.acceptance)
+    later = found[found.index(best) + 1 :]
+    falls = all(after.acceptance < before.acceptance for before, after in pairwise([best, *later]))
+    losses = [each.loss for each in found]
+    loss_fell = None not in losses and all(after < before for before, after in pairwise(losses))
+    if not later or not falls or not loss_fell or later[-1].acceptance > (1 - SMALL_GAP) * best.acceptance:
+        return []
+    course = ", ".join(f"{each.acceptance:g}" for each in found)
+    evidence = f"{course}, while the loss fell from {losses[0]:g} to {losses[-1]:g}; the best is epoch {best.epoch:g}"
+    return [_finding("overtrained", "the checkpoint", evidence)]
 
 
 def floor_findings(served: Acceptance) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eagle3lib.findings.finding import Finding
@@ -44,6 +44,23 @@ def limits(inspection: Inspection) -> list[Limit]:
         found.append(Limit(nearest, "attention.window", f"window trained {trained}, served {window}"))
     if inspection.draft.max_positions:
         found.append(Limit(inspection.draft.max_positions, "context.length", "the draft's max_position_embeddings"))
+    return found
+
+
+def dependence_findings(
+    offline: Sequence[Trail], served: Mapping[str, Sequence[Trail]], reports: Sequence[EngineReport],
+    known: Sequence[Limit],
+) -> list[Finding]:  # fmt: skip
+    """Length and category, of the samples' predicted steps and of every report; steps in order where they are known."""
+    found = category_findings("predicted for the samples", offline)
+    for name, trails in served.items():
+        found += category_findings(name, trails)
+    for limit in known:
+        found += length_findings("predicted for the samples", trail_sides(offline, limit.tokens), limit)
+        for report in reports:
+            trails = served.get(report.source)
+            sides = trail_sides(trails, limit.tokens) if trails else report_sides(report, limit.tokens)
+            found += length_findings(report.source, sides, limit)
     return found
 
 

@@ -28,6 +28,7 @@ SHAPES = {
     "back to itself differs (norm_output, later positions, a tree's keys)",
     "": "too few steps to tell which positions it hits",
 }
+FILES_AT_FAULT = ", and wired so these weights accept next to nothing: the files are where to look (01, 02)."
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class Gap:
         low, high = (end / self.predicted for end in ci)
         span = f"95 % interval {low:+.0%} to {high:+.0%}, {self.requests} requests"
         if not self.seen:
-            return (
-                f"{numbers}: no difference to speak of ({self.share:+.1%}; {span}). The engine does what its files say."
-            )
+            same = "The engine does what its files say" if low <= 0 <= high else "It is small, and more than chance"
+            same += FILES_AT_FAULT if self.predicted < FLOOR else "."
+            return f"{numbers}: no difference to speak of ({self.share:+.1%}; {span}). {same}"
         if self.share > 0:
             return (
                 f"{numbers}: {self.share:.0%} above what these weights propose right ({span}). Acceptance is "

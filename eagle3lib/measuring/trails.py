@@ -1,13 +1,12 @@
 """Verify steps in their order, each where it stood in its conversation, and acceptance broken down by that.
 
 A trail comes from an offline walk or from steps that the stream of a served request gave in order; the rest is
-the same for both. Counts add over requests; a part's interval resamples all requests, also those without a
-step in it.
+the same for both. Counts add over requests; a part's interval resamples the requests that have a step in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.samples import Sample, read_samples
 
-#: Parts of a length axis hold about as many steps each.
-PARTS = 6
+#: Parts of a length axis hold about as many steps each, at least so many, of so many prompts.
+PARTS, LEAST_STEPS, LEAST_REQUESTS = 6, 40, 3
 
 
 @dataclass(frozen=True)
@@ -117,18 +116,25 @@ def _token_ids(report: EngineReport, path: Path) -> dict[int, tuple[int, ...]]:
 
 def parts(trails: Sequence[Trail], key: Callable[[Trail, Step], Hashable | None]) -> dict[Hashable, Part]:
     """Steps put together by ``key``; those for which it is ``None`` are left out."""
-    labels = dict.fromkeys(label for t in trails for s in t.steps if (label := key(t, s)) is not None)
-    found = {}
-    for label in labels:
-        own = [[step.accepted for step in trail.steps if key(trail, step) == label] for trail in trails]
-        counts = [len(steps) for steps in own]
-        found[label] = Part(
-            str(label),
-            rate([sum(steps) + len(steps) for steps in own], counts),
-            rate([sum(accepted > 0 for accepted in steps) for steps in own], counts),
-            sum(map(bool, counts)),
-        )
-    return found
+    by_key: dict[Hashable, list[list[int]]] = {}  # accepted drafts of each request that has such steps
+    for trail in trails:
+        own: dict[Hashable, list[int]] = {}
+        for step in trail.steps:
+            if (label := key(trail, step)) is not None:
+                own.setdefault(label, []).append(step.accepted)
+        for label, accepted in own.items():
+            by_key.setdefault(label, []).append(accepted)
+    most = 1 + max((trail.num_steps for trail in trails), default=0)
+    return {label: _part(str(label), requests, most) for label, requests in by_key.items()}
+
+
+def _part(label: str, requests: Sequence[Sequence[int]], most: int) -> Part:
+    counts = [len(accepted) for accepted in requests]
+    lengths = rate([sum(accepted) + len(accepted) for accepted in requests], counts)
+    if lengths.ci is not None:  # an accept length cannot leave 1 to num_steps + 1, however few the requests
+        lengths = replace(lengths, ci=(max(lengths.ci[0], 1.0), min(lengths.ci[1], float(most))))
+    first = rate([sum(n > 0 for n in accepted) for accepted in requests], counts)
+    return Part(label, lengths, first, len(requests))
 
 
 def by_category(trails: Sequence[Trail]) -> list[Part]:
@@ -146,45 +152,40 @@ def first_and_rest(trails: Sequence[Trail]) -> list[Part]:
 
 def by_position(trails: Sequence[Trail]) -> list[Part]:
     """Along the conversation: tokens before the first drafted one."""
-    return _along(trails, lambda trail, step: step.at)
+    steps = sum(len(trail.steps) for trail in trails)
+    return _along(trails, lambda trail, step: step.at, steps // LEAST_STEPS)
 
 
 def by_prompt_length(trails: Sequence[Trail]) -> list[Part]:
     """By the length of the prompt, in tokens."""
-    return _along(trails, lambda trail, step: trail.prompt_tokens)
+    return _along(trails, lambda trail, step: trail.prompt_tokens, len(trails) // LEAST_REQUESTS)
 
 
-def _along(trails: Sequence[Trail], length: Callable[[Trail, Step], int]) -> list[Part]:
-    """Parts of about as many steps each; equal lengths stay together."""
+def _along(trails: Sequence[Trail], length: Callable[[Trail, Step], int], most: int) -> list[Part]:
+    """Parts of about as many steps each, at most ``most``; equal lengths stay together."""
     values = sorted(length(trail, step) for trail in trails for step in trail.steps)
-    edges = sorted({values[len(values) * part // PARTS] for part in range(PARTS)}) if values else []
+    count = max(1, min(PARTS, most))
+    edges = sorted({values[len(values) * part // count] for part in range(count)}) if values else []
 
     def place(trail: Trail, step: Step) -> int:
         return max(edge for edge in edges if edge <= length(trail, step))
 
-    found = parts(trails, place)
-    spans = {edge: [v for v in values if v >= edge and (after is None or v < after)] for edge, after in _pairs(edges)}
-    return [
-        replace(found[edge], label=f"{spans[edge][0]} to {spans[edge][-1]}", span=(spans[edge][0], spans[edge][-1]))
-        for edge in edges
-    ]
-
-
-def _pairs(edges: Sequence[int]) -> Iterable[tuple[int, int | None]]:
-    return zip(edges, [*edges[1:], None], strict=True)
+    found, along = parts(trails, place), []
+    for edge, after in zip(edges, [*edges[1:], None], strict=True):
+        inside = [value for value in values if value >= edge and (after is None or value < after)]
+        along.append(replace(found[edge], label=f"{inside[0]} to {inside[-1]}", span=(inside[0], inside[-1])))
+    return along
 
 
 def by_kind(trails: Sequence[Trail], kind: Callable[[int], str]) -> dict[str, Rate]:
     """Drafts right of those verified, by the kind of the true token; the worst first."""
-    tried = [[(kind(token), right) for token, right in trail.tried()] for trail in trails if trail.tokens]
-    kinds = {label for request in tried for label, _ in request}
-    found = {
-        label: rate(
-            [sum(right for name, right in request if name == label) for request in tried],
-            [sum(name == label for name, _ in request) for request in tried],
-        )
-        for label in kinds
-    }
+    counts: dict[str, list[tuple[int, int]]] = {}
+    for trail in trails:
+        tried = [(kind(token), right) for token, right in trail.tried()]
+        for label in {name for name, _ in tried}:
+            own = [right for name, right in tried if name == label]
+            counts.setdefault(label, []).append((sum(own), len(own)))
+    found = {label: rate(*zip(*pairs, strict=True)) for label, pairs in counts.items()}
     return dict(sorted(found.items(), key=lambda item: (item[1].value or 0.0, item[0])))
 
 

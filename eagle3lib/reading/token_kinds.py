@@ -6,7 +6,7 @@ Only that file is read, with the ``tokenizers`` library: no code that a model fo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eagle3lib.errors import InputError
@@ -18,9 +18,8 @@ _KINDS = (
     ("digits", re.compile(r"\s*[-+]?[\d.,]*\d[\d.,]*\s*")),
     ("punctuation", re.compile(r"\s*[.,;:!?'\"“”‘’…–—-]+\s*")),
     ("code or symbol", re.compile(r".*[^\w\s'’.,-].*|.*_.*|\s*[a-z]+[A-Z]\w*", re.S)),
-    ("capitalised word or name", re.compile(r"\s*[^\W\d_a-z]\w*")),
 )
-WORD = "other word"
+NAME, WORD = "capitalised word or name", "other word"
 #: Of a token that the draft's head has no row for.
 OUTSIDE = "outside the draft vocabulary"
 INSIDE = "in the draft vocabulary"
@@ -28,11 +27,12 @@ INSIDE = "in the draft vocabulary"
 
 def kind_of(text: str) -> str:
     """The kind of a token with this text."""
-    return next((name for name, pattern in _KINDS if pattern.fullmatch(text)), WORD)
+    usual = NAME if text.lstrip()[:1].isupper() else WORD
+    return next((name for name, pattern in _KINDS if pattern.fullmatch(text)), usual)
 
 
-def token_text(target: str | Path) -> Callable[[int], str]:
-    """The text of a token id under the tokenizer of the model folder ``target``.
+def decoder(target: str | Path) -> Callable[[Sequence[int]], str]:
+    """The text of token ids under the tokenizer of the model folder ``target``.
 
     Raises:
         InputError: it has no ``tokenizer.json``, or one that cannot be read.
@@ -47,4 +47,4 @@ def token_text(target: str | Path) -> Callable[[int], str]:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise InputError(f"target {file.name}", str(error)[:120], "a tokenizer that `tokenizers` reads") from None
-    return lambda token: tokenizer.decode([token], skip_special_tokens=False)
+    return lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=False)

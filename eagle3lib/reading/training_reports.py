@@ -59,11 +59,12 @@ UNKNOWN = Metric(
     "ambiguous", "not known: whether it is per position, cumulative or with the bonus token cannot be told"
 )
 SAME_METRIC = {"per_position_acc": "acc", "avg_acc": "acc", "epochacc": "acc", "parallel": "train_acc"}
+_SAMPLES = ("training_samples", "train_samples", "num_samples")
 SAME_TRAINER = {"angelslim": "eagle", "model-optimizer": "modelopt"}
 #: One value in a log or metrics file: the trainers' keys count depths from 0.
 _KEY = re.compile(
     r"^(?:\w+/)*(cond_acc|full_acc|acceptance_rate|per_position_acc|simulated_acc_len|estimated_training_ar|epochacc|acc"
-    r"|parallel)(?:_0_step)?(?:_(\d+))?(?:_epoch)?$"
+    r"|parallel|accept_length|acceptance_length)(?:_0_step)?(?:_(\d+))?(?:_epoch)?$"
 )
 _PAIR = re.compile(r"['\"]?([A-Za-z_][\w/.-]*)['\"]?\s*[:=]\s*(\[[^\]]*\]|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
 
@@ -80,6 +81,7 @@ class TrainingReport:
     definition: str
     bonus: bool
     draft_vocab_targets: bool
+    training_samples: int | None = None  #: conversations trained on, where the report names them
 
     @property
     def conditional(self) -> tuple[float | None, ...] | None:
@@ -140,6 +142,42 @@ def parse_training_report(text: str, source: str) -> list[TrainingReport]:
     return reports
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """One of several checkpoints of a training: its acceptance under whatever metric was logged, and its loss."""
+
+    epoch: float
+    acceptance: float
+    loss: float | None
+
+
+#: Accept lengths first: they say what serving gains.
+_ACCEPTANCE = (
+    "accept_length",
+    "acceptance_length",
+    "simulated_acc_len",
+    "estimated_training_ar",
+    "cond_acc_0",
+    "acc_0",
+)
+
+
+def checkpoints(source: str | Path) -> list[Checkpoint]:
+    """The records of a training report that name an epoch, in order; empty where it is not one record an epoch."""
+    text = str(source) if str(source).lstrip()[:1] in ("{", "[") else Path(source).read_text(errors="replace")
+    found: dict[float, Checkpoint] = {}
+    for record in _records(text):
+        plain = {key.rsplit("/", 1)[-1]: value for key, value in _flat(record) if _is_number(value)}
+        acceptance = next((plain[key] for key in _ACCEPTANCE if key in plain), None)
+        loss = next((plain[key] for key in ("avg_loss", "loss") if key in plain), None)
+        if "epoch" not in plain or acceptance is None:
+            continue
+        if plain["epoch"] in found:
+            return []  # logged by the step: too noisy for a peak to mean anything
+        found[plain["epoch"]] = Checkpoint(plain["epoch"], acceptance, loss)
+    return [found[epoch] for epoch in sorted(found)]
+
+
 def _records(text: str) -> list[dict[str, Any]]:
     """The objects of a JSON or JSONL file; else the pairs of each line of a log."""
     try:
@@ -163,6 +201,8 @@ def _stated(record: Mapping[str, Any], source: str) -> TrainingReport:
     found = _KEY.match(str(record["metric"]))
     metric = SAME_METRIC.get(found[1], found[1]) if found else str(record["metric"])
     report = _report(source, record.get("trainer"), metric, values)
+    samples = next((record[key] for key in _SAMPLES if _is_number(record.get(key))), None)
+    report = replace(report, training_samples=None if samples is None else int(samples))
     optimistic = record.get("draft_vocab_targets")
     return report if optimistic is None else replace(report, draft_vocab_targets=bool(optimistic))
 

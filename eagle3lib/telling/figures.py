@@ -32,7 +32,8 @@ def show(run: Run, figure: Figure, name: str) -> Image:
     return Image(filename=run.save_figure(figure, name), width=int(figure.get_figwidth() * 100))
 
 
-def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
+def panels(width: float, height: float, columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with ``columns`` bare axes side by side; inches."""
     figure = Figure(figsize=(width, height), layout="constrained", dpi=110)
     axes = figure.subplots(1, columns, squeeze=False)[0]
     for axis in axes:
@@ -46,7 +47,7 @@ def tower(layers: int, trained: Sequence[int] | None, captured: Sequence[int] | 
 
     Each with the slot of ``fc`` that reads it, from 1; green where the same slot reads the same boundary.
     """
-    figure, (axis,) = _axes(4.6, 1.6 + 0.085 * layers)
+    figure, (axis,) = panels(4.6, 1.6 + 0.085 * layers)
     axis.set(xlim=(-1.9, 1.9), ylim=(-1, layers + 1), xticks=[], ylabel="boundary (blocks passed)")
     axis.grid(False)
     for k in range(layers):
@@ -73,20 +74,22 @@ def _block(k: int) -> Any:
     return Rectangle((-0.35, k + 0.12), 0.7, 0.76, facecolor="#e6e9ed", edgecolor="none", zorder=0)
 
 
-def _curve(axis: Axes, rates: Sequence[Rate | None], colour: str, label: str, **style: Any) -> None:
+def _curve(
+    axis: Axes, rates: Sequence[Rate | None], colour: str, label: str, intervals: bool = True, **style: Any
+) -> None:
     """Rates at positions 1, 2, ... with their intervals; positions a source does not determine are left out."""
     known = [(x, rate) for x, rate in enumerate(rates, 1) if rate is not None and rate.value is not None]
     xs, ys = [x for x, _ in known], [rate.value for _, rate in known]
     axis.plot(xs, ys, marker="o", color=colour, label=label, **style)
     spans = [(x, *rate.ci) for x, rate in known if rate.ci is not None]
-    if spans:
+    if spans and intervals:
         at, low, high = zip(*spans, strict=True)
         axis.vlines(at, low, high, color=colour, alpha=0.45, lw=3)
 
 
 def depths(rows: Sequence[Any], coverage: float | None = None) -> Figure:
     """02: accuracy, conditional and cumulative, against depth. ``rows`` have these names as rates."""
-    figure, (axis,) = _axes(6.2, 3.6)
+    figure, (axis,) = panels(6.2, 3.6)
     shades = {"conditional": "#2a6fbb", "accuracy": "#7fb0e0", "cumulative": "#14406f"}
     for name, colour in shades.items():
         _curve(axis, [getattr(row, name) for row in rows], colour, name)
@@ -101,7 +104,7 @@ def depths(rows: Sequence[Any], coverage: float | None = None) -> Figure:
 
 def wirings(candidates: Sequence[Candidate]) -> Figure:
     """02: predicted accept length under the wirings that were measured in full, best first."""
-    figure, (axis,) = _axes(7.6, 0.9 + 0.34 * len(candidates))
+    figure, (axis,) = panels(7.6, 0.9 + 0.34 * len(candidates))
     axis.grid(False)
     for y, candidate in enumerate(candidates):
         value, interval = candidate.accept_length.value or 1.0, candidate.accept_length.ci
@@ -127,27 +130,33 @@ def _shades(sources: Sequence[Any]) -> list[float]:
     return shades
 
 
-def acceptance(sources: Sequence[Any]) -> Figure:
-    """03: marginal and conditional acceptance per draft position, every source on the same axes."""
-    figure, axes = _axes(9.4, 3.7, columns=2)
+def acceptance(sources: Sequence[Any], ceiling: Any = None) -> Figure:
+    """03: marginal and conditional acceptance per draft position, every source on the same axes.
+
+    ``ceiling``: what the draft vocabulary allows, as one more source; the ideal accepts everything.
+    """
+    figure, axes = panels(9.4, 3.9, columns=2)
     for axis, name in zip(axes, ("marginal", "conditional"), strict=True):
-        longest = 1
+        known = [i for source in sources for i, rate in enumerate(getattr(source, name) or (), 1) if rate is not None]
+        longest = max(known, default=1)
+        axis.axhline(1, color=QUIET, lw=1, label="ideal: every draft accepted")
+        if ceiling is not None:
+            _curve(axis, getattr(ceiling, name)[:longest], QUIET, ceiling.source, ls=":", intervals=False)
         for source, shade in zip(sources, _shades(sources), strict=True):
-            rates = getattr(source, name)
-            if rates:
-                longest = max(longest, len(rates))
+            if rates := getattr(source, name):
                 style = "--" if source.kind == "offline" else "-"
                 _curve(axis, rates, COLOURS[source.kind], source.source, ls=style, alpha=shade)
-        axis.set(xlabel="draft position", ylim=(0, 1), xticks=range(1, longest + 1), ylabel="share accepted")
+        axis.set(xlabel="draft position", ylim=(0, 1.03), xticks=range(1, longest + 1), ylabel="share accepted")
         axis.set_title(f"{name} acceptance", loc="left", fontsize=11)
-    axes[0].legend(frameon=False, fontsize=9)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
 def histogram(sources: Sequence[Any]) -> Figure:
     """03: how many drafts each verify step accepted, as shares of each source's steps."""
     drawn = [source for source in sources if source.histogram]
-    figure, (axis,) = _axes(6.2, 3.2)
+    figure, (axis,) = panels(6.2, 3.2)
     width = 0.8 / max(1, len(drawn))
     for i, (source, shade) in enumerate(zip(drawn, _shades(drawn), strict=True)):
         steps = sum(source.histogram)
@@ -164,7 +173,7 @@ def histogram(sources: Sequence[Any]) -> Figure:
 
 def throughput(points: Sequence[Any]) -> Figure:
     """05: tokens per second of every setting against concurrency."""
-    figure, (axis,) = _axes(6.2, 3.6)
+    figure, (axis,) = panels(6.2, 3.6)
     measured = [point for point in points if point.status == "ok"]
     settings = sorted({(p.num_steps, p.topk, p.num_draft_tokens) for p in measured})
     for setting in settings:
@@ -187,7 +196,7 @@ def throughput(points: Sequence[Any]) -> Figure:
 
 def confidences(diagnosis: Sequence[Diagnosis]) -> Figure:
     """06: the causes, most likely first."""
-    figure, (axis,) = _axes(6.4, 0.9 + 0.34 * max(1, len(diagnosis)))
+    figure, (axis,) = panels(6.4, 0.9 + 0.34 * max(1, len(diagnosis)))
     axis.grid(False)
     axis.barh(range(len(diagnosis)), [d.confidence for d in diagnosis], color=CAPTURED, height=0.6)
     axis.set_yticks(range(len(diagnosis)), [d.kind for d in diagnosis], fontsize=9)

@@ -16,7 +16,10 @@ from eagle3lib.errors import InputError
 from eagle3lib.telling import tables, views
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from eagle3lib.findings.rule import Inspection
+    from eagle3lib.measuring.rates import Rate
 
 WIDE = ipywidgets.Layout(width="95%")
 
@@ -38,3 +41,43 @@ def what_if(inspection: Inspection) -> ipywidgets.VBox:
             display(tables.text(str(error)))
 
     return ipywidgets.VBox([ids, launch, ipywidgets.interactive_output(draw, {"ids": ids, "launch": launch})])
+
+
+def settings_form(settings: Mapping[tuple[int, int, int], Rate], in_force: tuple[int, int, int]) -> ipywidgets.VBox:
+    """Move num_steps, topk and num_draft_tokens and see the predicted accept length; nothing is computed anew.
+
+    Twin: ``acceptance_views.settings_table``.
+    """
+    names = ("num_steps", "topk", "num_draft_tokens")
+    choices = [sorted({setting[i] for setting in settings} | {in_force[i]}) for i in range(3)]
+    sliders = {
+        name: ipywidgets.SelectionSlider(
+            options=options, value=value, description=name, style={"description_width": "10em"}
+        )
+        for name, options, value in zip(names, choices, in_force, strict=True)
+    }
+
+    def draw(num_steps: int, topk: int, num_draft_tokens: int) -> None:
+        display(tables.text(predicted(settings, (num_steps, topk, num_draft_tokens), in_force)))
+
+    return ipywidgets.VBox([*sliders.values(), ipywidgets.interactive_output(draw, sliders)])
+
+
+def predicted(
+    settings: Mapping[tuple[int, int, int], Rate], setting: tuple[int, int, int], in_force: tuple[int, int, int]
+) -> str:
+    """What ``setting`` would accept, beside the one in force; a chain verifies num_steps + 1 tokens in any case."""
+    num_steps, topk, tokens = setting
+    served = (num_steps, 1, num_steps + 1) if topk == 1 else setting
+    changed = "" if served == setting else f" (asked {tokens} draft tokens: a chain verifies {num_steps + 1})"
+    name = "/".join(map(str, served)) + changed
+    rate, base = settings.get(served), settings.get(in_force)
+    if rate is None or rate.value is None:
+        return (
+            f"{name}: not computed; computed are {', '.join('/'.join(map(str, known)) for known in sorted(settings))}."
+        )
+    beside = "" if base is None or not base.value else f", {rate.value / base.value - 1:+.1%} against the one in force"
+    return (
+        f"{name}: accept length {tables.length(rate)}{beside}; {rate.value / served[2]:.0%} of the verified tokens are "
+        "kept."
+    )

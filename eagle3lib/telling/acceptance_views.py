@@ -1,0 +1,246 @@
+"""Notebook 03: what acceptance depends on, each as one figure with one sentence on what it means.
+
+Every view gives ``(figure, sentence)``; where there is nothing to draw the figure is ``None`` and the sentence
+says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from eagle3lib.measuring.rates import Rate
+from eagle3lib.measuring.trails import Part, Trail, by_category, by_kind, by_position, by_prompt_length, first_and_rest
+from eagle3lib.reading.token_kinds import decoder
+from eagle3lib.telling.figures import COLOURS, panels, show
+from eagle3lib.telling.tables import length, table, text
+
+if TYPE_CHECKING:
+    from IPython.display import HTML
+
+    from eagle3lib.findings.breakdown_rules import Limit
+    from eagle3lib.telling.records import Run
+
+View = tuple[Figure | None, str]
+Setting = tuple[int, int, int]
+#: A further draft step that adds less than this share of the accept length has stopped paying.
+PAYS = 0.01
+
+
+@dataclass(frozen=True)
+class Group:
+    """The trails of one source, to be drawn in its kind's colour."""
+
+    name: str
+    kind: str  # offline or engine
+    trails: Sequence[Trail]
+
+
+def groups(offline: Sequence[Trail], served: Mapping[str, Sequence[Trail]]) -> list[Group]:
+    """The samples' predicted steps, and each report's whose steps were seen in order."""
+    found = [Group("predicted for the samples", "offline", offline)]
+    found += [Group(name, "engine", trails) for name, trails in served.items()]
+    return [group for group in found if group.trails]
+
+
+def tell(run: Run, view: View, name: str) -> HTML:
+    """Show a view's figure and, below it, its sentence."""
+    from IPython.display import display
+
+    figure, words = view
+    if figure is not None:
+        display(show(run, figure, name))
+    return text(words)
+
+
+def steps(settings: Mapping[Setting, Rate], served: Sequence[Any], setting: Setting) -> View:
+    """Accept length against the number of draft steps, for chains; what was served at its own place."""
+    chains = {steps: rate for (steps, topk, _), rate in sorted(settings.items()) if topk == 1 and rate.value}
+    if len(chains) < 2:
+        return None, "Accept length against num_steps is not drawn: that needs samples that can be predicted."
+    figure, (axis,) = panels(6.2, 3.4)
+    _points(axis, list(chains), list(chains.values()), COLOURS["offline"], "predicted for the samples", "--")
+    shown = [source for source in served if source.accept_length is not None] if setting[1] == 1 else []
+    for i, source in enumerate(shown):
+        _points(axis, [setting[0] + 0.12 * (i + 1)], [source.accept_length], COLOURS["engine"], source.source, "")
+    axis.set(xlabel="num_steps (draft tokens a step, topk 1)", ylabel="accept length, bonus in", xticks=list(chains))
+    _from_one(axis)
+    axis.set_title("Where does another draft token stop paying?", loc="left", fontsize=11)
+    axis.legend(frameon=False, fontsize=9, loc="lower right")
+    return figure, _pays({steps: rate.value or 0.0 for steps, rate in chains.items()})
+
+
+def _pays(lengths: Mapping[int, float]) -> str:
+    """The last number of steps whose draft token still adds something."""
+    gains = {n: lengths[n] - lengths[n - 1] for n in lengths if n - 1 in lengths}
+    paying = [n for n in gains if all(gains[m] >= PAYS * lengths[m - 1] for m in gains if m <= n)]
+    last = max(paying, default=min(lengths))
+    after = f"the next one adds {gains[last + 1]:.3f}" if last + 1 in gains else "more were not computed"
+    gain = f", whose last draft token adds {gains[last]:.3f} to it" if last in gains else ""
+    return (
+        f"Acceptance pays up to num_steps {last}: accept length {lengths[last]:.3f}{gain}; {after} "
+        f"({PAYS:.0%} is taken for nothing). What a step costs, notebook 05 measures."
+    )
+
+
+def settings_table(settings: Mapping[Setting, Rate], in_force: Setting) -> HTML:
+    """Every setting that was computed: the static twin of ``widgets.settings_form``."""
+    return table(
+        (
+            {
+                "num_steps / topk / num_draft_tokens": "/".join(map(str, setting)),
+                "predicted accept length": length(rate),
+                "of the verified tokens kept": f"{(rate.value or 0) / setting[2]:.0%}",
+                "": "in force" if setting == in_force else "",
+            }
+            for setting, rate in sorted(settings.items())
+        ),
+        "No setting is predicted: that needs draft, target and samples.",
+    )
+
+
+def lengths(found: Sequence[Group], limits: Sequence[Limit]) -> View:
+    """Accept length along the conversation and by prompt length; the draft's own limits where they lie in range."""
+    if not found:
+        return None, (
+            "Position and prompt length are not drawn: that needs samples, or served requests whose steps were "
+            "seen in order (notebook 04 streams them so)."
+        )
+    figure, pair = panels(9.4, 3.6, columns=2)
+    named = ((by_position, "position in the conversation"), (by_prompt_length, "prompt length"))
+    drawn = []
+    for axis, (cut, name) in zip(pair, named, strict=True):
+        furthest = 0
+        for group in found:
+            parts = [part for part in cut(group.trails) if part.span is not None]
+            drawn += [part for part in parts if cut is by_position and group is found[0]]
+            middles = [sum(part.span or ()) / 2 for part in parts]
+            _points(axis, middles, [part.accept_length for part in parts], COLOURS[group.kind], group.name)
+            furthest = max([furthest, *(part.span[1] for part in parts if part.span)])
+        for limit in limits:
+            if limit.tokens <= furthest:
+                axis.axvline(limit.tokens, color="black", ls=":", lw=1)
+                across = axis.get_xaxis_transform()
+                axis.text(limit.tokens, 0.98, f" {limit.name}", transform=across, fontsize=8, va="top")
+        axis.set(xlabel=f"{name}, tokens", ylabel="accept length, bonus in")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _from_one(axis)
+        axis.set_title(f"By {name}", loc="left", fontsize=11)
+    pair[0].legend(frameon=False, fontsize=9)
+    return figure, _along(drawn, limits)
+
+
+def _along(parts: Sequence[Part], limits: Sequence[Limit]) -> str:
+    beyond = [limit for limit in limits if parts and parts[-1].span and limit.tokens <= parts[-1].span[1]]
+    reach = "; ".join(f"{limit.name} ({limit.tokens}) lies within" for limit in beyond)
+    reach = reach or (f"no request reaches {limits[0].name} ({limits[0].tokens})" if limits else "no limit is known")
+    if len(parts) < 2:
+        return f"Too few steps for a trend; {reach}."
+    first, last = parts[0], parts[-1]
+    low, high = last.accept_length.ci or (0.0, 0.0)
+    start = first.accept_length.value or 0.0
+    trend = "falls" if high < start else "rises" if low > start else "keeps its height"
+    return (
+        f"Acceptance {trend} along the conversation: {length(first.accept_length)} at {first.label} tokens, "
+        f"{length(last.accept_length)} at {last.label}; {reach}."
+    )
+
+
+def parts(found: Sequence[Group]) -> View:
+    """The first verify step after a prefill apart from the rest, and the prompts' categories."""
+    rows = [(group, first_and_rest(group.trails) + by_category(group.trails)) for group in found]
+    labels = list(dict.fromkeys(part.label for _, own in rows for part in own))
+    if not labels:
+        return None, "Nothing to set apart: no steps in order, and no categories."
+    figure, (axis,) = panels(7.4, 1.1 + 0.3 * len(labels))
+    for i, (group, own) in enumerate(rows):
+        places = [labels.index(part.label) + 0.25 * i for part in own]
+        _bars(axis, places, [part.accept_length for part in own], COLOURS[group.kind], group.name)
+    _rows(axis, labels, "accept length, bonus in")
+    axis.set_xlim(1, None)
+    axis.set_title("Which steps and which requests?", loc="left", fontsize=11)
+    axis.legend(frameon=False, fontsize=9, loc="best")
+    return figure, " ".join(_apart(group.name, own) for group, own in rows)
+
+
+def _apart(name: str, own: Sequence[Part]) -> str:
+    kinds = [part for part in own if part.label not in ("first after prefill", "all others")]
+    said = [f"{part.label} {length(part.accept_length)}" for part in own if part not in kinds]
+    if len(kinds) > 1:
+        ends = [f"{part.label} {part.accept_length.value:.2f}" for part in (kinds[0], kinds[-1])]
+        said.append(f"categories from {' to '.join(ends)}")
+    return f"{name}: {'; '.join(said)}."
+
+
+def kinds(found: Sequence[Group], kind: Callable[[int], str] | None) -> View:
+    """Drafts accepted by the kind of token that was to be said."""
+    told = [(group, by_kind(group.trails, kind)) for group in found] if kind else []
+    told = [(group, rates) for group, rates in told if rates]
+    if not told:
+        return None, "Kinds of token are not drawn: that needs the draft, and samples or served requests with ids."
+    labels = list(dict.fromkeys(label for _, rates in told for label in rates))
+    figure, (axis,) = panels(7.4, 1.1 + 0.3 * len(labels))
+    for i, (group, rates) in enumerate(told):
+        places = [labels.index(label) + 0.25 * i for label in rates]
+        _bars(axis, places, list(rates.values()), COLOURS[group.kind], group.name)
+    _rows(axis, labels, "share of verified drafts accepted")
+    axis.set_xlim(0, 1)
+    axis.set_title("What kind of token is rejected?", loc="left", fontsize=11)
+    axis.legend(frameon=False, fontsize=9, loc="best")
+    group, rates = told[0]
+    missed = {label: (rate.denominator or 0) - (rate.numerator or 0) for label, rate in rates.items()}
+    most = max(missed, key=lambda label: missed[label])
+    return figure, (
+        f"{group.name}: of {sum(missed.values()):g} rejections {missed[most]:g} stand where {most!r} was to be said; "
+        f"the lowest share is accepted of {next(iter(rates))!r} ({next(iter(rates.values())).value:.0%})."
+    )
+
+
+def worst_table(trails: Sequence[Trail], target: str = "") -> HTML:
+    """The requests with the lowest accept length. ``target``: whose tokenizer gives the replies' text; empty: none."""
+    decode = decoder(target) if target else None
+    rows = [
+        {
+            "request": trail.name,
+            "category": trail.category,
+            "prompt tokens": trail.prompt_tokens,
+            "verify steps": len(trail.steps),
+            "drafts accepted": trail.accepted,
+            "accept length": 1 + trail.accepted / len(trail.steps),
+            **({"text": decode(trail.tokens[trail.prompt_tokens :])} if decode and trail.tokens else {}),
+        }
+        for trail in trails
+    ]
+    return table(rows, "No request has steps in order.")
+
+
+def _from_one(axis: Axes) -> None:
+    """No accept length lies below 1, and differences of hundredths should look small."""
+    axis.set_ylim(1, max(1.5, axis.get_ylim()[1]))
+
+
+def _points(axis: Axes, xs: Sequence[float], rates: Sequence[Rate], colour: str, label: str, line: str = "-") -> None:
+    axis.plot(xs, [rate.value for rate in rates], marker="o", ls=line, color=colour, label=label)
+    for x, rate in zip(xs, rates, strict=True):
+        if rate.ci is not None:
+            axis.vlines(x, *rate.ci, color=colour, alpha=0.45, lw=3)
+
+
+def _bars(axis: Axes, ys: Sequence[float], rates: Sequence[Rate], colour: str, label: str) -> None:
+    axis.scatter([rate.value or 0.0 for rate in rates], ys, color=colour, label=label, zorder=3)
+    for y, rate in zip(ys, rates, strict=True):
+        if rate.ci is not None:
+            axis.hlines(y, *rate.ci, color=colour, alpha=0.45, lw=3)
+
+
+def _rows(axis: Axes, labels: Sequence[str], what: str) -> None:
+    axis.set_yticks(range(len(labels)), labels, fontsize=9)
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    axis.grid(axis="x", alpha=0.25)
+    axis.set_xlabel(what)
