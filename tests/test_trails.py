@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle3lib.findings.breakdown import Breakdown, break_down
 from eagle3lib.findings.breakdown_rules import Limit
 from eagle3lib.measuring.acceptance import from_histograms
 from eagle3lib.measuring.prediction import Walk
@@ -31,6 +32,7 @@ from eagle3lib.reading.samples import Sample
 from eagle3lib.reading.token_kinds import decoder, kind_of
 from eagle3lib.telling import acceptance_views as views
 from eagle3lib.telling import figures, widgets
+from tests.static_pairs import Pair
 from tests.tiny import tiny_target
 
 ACCEPTED = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -149,3 +151,11 @@ def test_the_form_looks_up_what_was_computed(setting: tuple[int, int, int], word
 def test_categories_stand_from_worst_to_best() -> None:
     trails = [trail([0, 1], category="a"), trail([3, 3], category="b"), trail([1, 1], category="c")]
     assert [part.label for part in by_category(trails)] == ["a", "c", "b"]
+
+
+def test_limits_are_known_from_the_drafts_config_alone(tmp_path: Path) -> None:
+    pair = Pair()
+    draft, _ = pair.write(tmp_path)
+    found = break_down(str(draft), "", "", pair.engine, "", (3, 1, 4), tmp_path)
+    assert [(limit.kind, limit.tokens) for limit in found.limits] == [("context.length", 2048)]
+    assert break_down("", "", "", pair.engine, "", (3, 1, 4), tmp_path) == Breakdown()

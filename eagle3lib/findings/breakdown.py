@@ -63,13 +63,16 @@ def break_down(
         return Breakdown()
     try:
         inspection = inspect(draft, target, launch, engine)
-        known = tuple(limits(inspection))
+    except InputError:
+        return Breakdown()
+    known = tuple(limits(inspection))
+    try:
         wiring = inspection.runnable_wiring
         tensors = TargetTensors.load(target)
         loaded = Draft.load(draft, tensors.embedding)
         ids = target_ids(loaded, wiring)
     except InputError:
-        return Breakdown()
+        return Breakdown(limits=known)
     kind = _kinds(target, ids)
     if not samples:
         return Breakdown(limits=known, kind=kind)
