@@ -15,7 +15,8 @@ from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.forecast import BEYOND, agreement, continued, forecast, material
+from eagle3lib.measuring.forecast import BEYOND, agreement, continued, forecast
+from eagle3lib.measuring.materials import material
 from eagle3lib.measuring.replay import STAGES, replay
 from eagle3lib.reading.captures import read_capture
 from eagle3lib.reading.launch import Launch

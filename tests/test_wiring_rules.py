@@ -11,8 +11,8 @@ from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.findings.finding import Edit
 from eagle3lib.findings.wiring_rules import conclusion, coverage_findings, measured_wiring, sample_findings
+from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.rates import rate
-from eagle3lib.measuring.wiring_search import Material
 from eagle3lib.reading.samples import Sample
 from tests.static_pairs import VOCAB, H, Pair
 

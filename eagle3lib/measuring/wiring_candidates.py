@@ -58,12 +58,22 @@ def boundary_families(
     return [configured.but(boundaries=chosen) for chosen in lists if chosen != here] + shifts
 
 
+def norms(base: Wiring, draft: Draft) -> Iterator[Wiring]:
+    """Each norm before the second depth alone, as far as the draft has the weights: tried with every family too."""
+    has = {"norm_before_residual": True, "norm_before_head": True,
+           "norm_before_fc": draft.input_norm is not None, "fc_norm": bool(draft.slot_norms)}  # fmt: skip
+    for name, possible in has.items():
+        if possible:
+            yield base.but(**{name: not getattr(base, name)})
+
+
 def switches(base: Wiring, draft: Draft, bases: Sequence[float] = ()) -> Iterator[Wiring]:
     """Each switch alone, as far as the draft has the weights; ``bases``: further RoPE bases to try."""
     first = draft.layers[0]
-    flips = {"norm_before_residual": True, "norm_output": True, "norm_before_head": True,
-             "norm_before_fc": draft.input_norm is not None, "fc_norm": bool(draft.slot_norms),
-             "attention_bias": first.q.bias is not None, "qk_norm": first.q_norm is not None}  # fmt: skip
+    yield from norms(base, draft)
+    flips = {"norm_output": True,
+             "attention_bias": first.latent is None and first.q.bias is not None,
+             "qk_norm": first.q_norm is not None}  # fmt: skip
     for name, possible in flips.items():
         if possible:
             yield base.but(**{name: not getattr(base, name)})

@@ -7,17 +7,15 @@ far fewer rows than right and wrong do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft, combine, depth_states, head_weight, target_ids
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.reading.samples import Sample
+from eagle3lib.measuring.materials import Material
 
 Progress = Callable[[float, str], None]
 
@@ -27,43 +25,6 @@ IDLE = 0.05
 PARTS, CONTEXT, STARTS = 4, 48, 64
 
 
-@dataclass(frozen=True)
-class Material:
-    """A sample with the states at hand, ``[T, H_t]`` by boundary: all of them, or the captured ones."""
-
-    sample: Sample
-    states: Mapping[int, Tensor]
-
-    @classmethod
-    def of(cls, sample: Sample, states: Tensor, boundaries: Sequence[int], embedding: Tensor | None) -> Material:
-        """From ``states [T, K, H_t]`` at ``boundaries``; ``embedding [V_t, H_t]`` gives 0 if it lacks.
-
-        (Boundary 0 is the embedding's row; a target that scales it, such as Gemma, must give states itself.)
-        """
-        by_boundary = dict(zip(boundaries, states.unbind(1), strict=True))
-        if embedding is not None:
-            by_boundary.setdefault(0, embedding[sample.input_ids].to(states.dtype))
-        return cls(sample, by_boundary)
-
-    def stack(self, boundaries: Sequence[int]) -> Tensor:
-        """``[T, K, H_t]`` in that order. Raises ``InputError`` where one of them is not at hand."""
-        if missing := [k for k in boundaries if k not in self.states]:
-            cure = "give samples of token ids and a target that can run here, or samples with these states"
-            raise InputError(self.sample.name, f"no states at {missing}", f"states at {list(boundaries)}", cure)
-        return torch.stack([self.states[k] for k in boundaries], dim=1)
-
-    def part(self) -> Material:
-        """The rows around the first starts of the reply, for cheap passes."""
-        whole, prompt = self.sample, self.sample.prompt_tokens
-        start = max(0, prompt - CONTEXT)
-        rows = slice(start, prompt + STARTS + 2)
-        cut = replace(
-            whole, input_ids=whole.input_ids[rows], loss_mask=whole.loss_mask[rows],
-            prompt_tokens=prompt - start, states=None, boundaries=None, last_hidden_state=None,
-        )  # fmt: skip
-        return Material(cut, {k: state[rows] for k, state in self.states.items()})
-
-
 class Screen:
     """Cheap passes and what they gave: the mean log-likelihood of the true tokens at depths 1 and 2."""
 
@@ -71,6 +32,7 @@ class Screen:
         self.draft, self.parts, self.progress = draft, parts, progress
         self.scores: dict[Wiring, float] = {}
         self.projected: dict[tuple[int, int, int, bool], Tensor] = {}
+        self.words: dict[tuple[str, str, str], tuple[Tensor, Tensor]] = {}
         self.passes = 0
 
     def best(self, count: int) -> list[Wiring]:
@@ -125,14 +87,24 @@ class Screen:
         """
         if wiring.norm_before_head:
             state = rms_norm(state, self.draft.norm, self.draft.eps)
-        weight, ids = head_weight(self.draft, wiring), target_ids(self.draft, wiring)
-        every = torch.arange(len(weight), device=weight.device)
-        row, column = (truth.to(weight.device)[:, None] == (every if ids is None else ids)).nonzero(as_tuple=True)
-        words = torch.cat([column, every[:: len(weight) // 1024 + 1]]).unique()
-        logits = torch.nn.functional.linear(state, weight[words]).float()
-        said = torch.log_softmax(logits, -1)[row, torch.searchsorted(words, column)]
-        blind = -math.log(len(words))
-        return float(said.clamp(min=blind).sum()) + (len(truth) - len(row)) * blind
+        weight, ids = self._words(wiring)
+        match = truth.to(ids.device)[:, None] == ids
+        said = torch.log_softmax(torch.nn.functional.linear(state, weight).float(), -1)
+        said = said.gather(1, match.int().argmax(1, keepdim=True))[:, 0]
+        blind = -math.log(len(ids))
+        return float(torch.where(match.any(1), said, blind).clamp(min=blind).sum())
+
+    def _words(self, wiring: Wiring) -> tuple[Tensor, Tensor]:
+        """Rows of the head and their target ids: every true word of the parts, and others evenly."""
+        key = (wiring.head, wiring.d2t, wiring.embedding)
+        if key not in self.words:
+            weight, ids = head_weight(self.draft, wiring), target_ids(self.draft, wiring)
+            ids = torch.arange(len(weight), device=weight.device) if ids is None else ids
+            truth = torch.cat([part.sample.input_ids for part in self.parts]).to(ids.device)
+            chosen = torch.isin(ids, truth)
+            chosen[:: len(ids) // 1024 + 1] = True
+            self.words[key] = weight[chosen], ids[chosen]
+        return self.words[key]
 
     def _combined(self, wiring: Wiring, part: int, without: int | None) -> Tensor:
         """What ``combine`` gives, from the projection of each slot alone: ``fc`` is linear in its slots."""

@@ -6,18 +6,20 @@ of verify steps, with gains paired by request.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Literal
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.evaluation import Evaluation, evaluate
+from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
+from eagle3lib.measuring.materials import Material, spread
 from eagle3lib.measuring.prediction import accept_counts
 from eagle3lib.measuring.rates import Rate, gain
-from eagle3lib.measuring.wiring_candidates import boundary_families, describe, switches
-from eagle3lib.measuring.wiring_screen import PARTS, Material, Progress, Screen
+from eagle3lib.measuring.wiring_candidates import boundary_families, describe, norms, switches
+from eagle3lib.measuring.wiring_screen import CONTEXT, PARTS, STARTS, Progress, Screen
 
 __all__ = ["Candidate", "Material", "Search", "search_wiring"]
 
@@ -44,7 +46,8 @@ class Candidate:
 
     def to_json(self) -> dict[str, object]:
         return {
-            "change": self.change, "conditional_depth1": self.conditional_depth1.to_json(),
+            "change": self.change, "boundaries": list(self.wiring.boundaries),
+            "conditional_depth1": self.conditional_depth1.to_json(),
             "accept_length": self.accept_length.to_json(), "gain": self.gain,
             "gain_ci": None if self.gain_ci is None else list(self.gain_ci),
         }  # fmt: skip
@@ -55,13 +58,15 @@ class Search:
     """Candidates, best first, the configured wiring among them.
 
     ``idle_slots``: slots of the best wiring whose stream the draft is better without: it is none that the
-    slot was trained on. ``passes``: wirings tried, cheap passes too.
+    slot was trained on. ``passes``: wirings tried, most of them on a few rows. ``cost``: all of it, in units of the
+    time that one wiring takes over all samples.
     """
 
     candidates: tuple[Candidate, ...]
     configured: Wiring
     idle_slots: tuple[int, ...]
     passes: int
+    cost: float
 
     @property
     def as_configured(self) -> Candidate:
@@ -99,7 +104,7 @@ class Search:
 def search_wiring(
     draft: Draft,
     configured: Wiring,
-    materials: Sequence[Material],
+    materials: Iterable[Material],
     num_steps: int = 3,
     layers: int | None = None,
     ids: Sequence[int] | None = None,
@@ -110,6 +115,8 @@ def search_wiring(
     """Try other wirings on the same samples and rank the best by predicted accept length.
 
     Args:
+        materials: gone through twice, one at a time: for the few rows of the cheap passes, and for all rows under
+            the wirings that these leave.
         layers: blocks of the target; ``ids``: the capture ids as the config spells them; ``bases``: further
             RoPE bases, such as the target's. All optional; each adds candidates.
         keep: how many wirings are measured in full, beside the configured one and what explains itself.
@@ -118,33 +125,60 @@ def search_wiring(
     Raises:
         InputError: no sample, or a configured boundary whose states are not at hand.
     """
-    if not materials:
-        raise InputError("samples", "none", "at least one sample")
-    available = sorted(set.intersection(*(set(m.states) for m in materials)))
-    missing = [k for k in configured.boundaries if k not in available]
-    if missing:
-        raise InputError("boundaries", f"no states at {missing}", f"states at {list(configured.boundaries)}")
-    screen = Screen(draft, [m.part() for m in materials[:PARTS]], progress)
+    begun = perf_counter()
+    parts, available = _parts(materials, configured)
+    screen = Screen(draft, parts, progress)
     families = [configured, *boundary_families(configured, available, layers, ids)]
-    screen.try_all(families, 0.0, "other numberings, orders and shifts")
+    explained = set(families) | {both for family in families for both in norms(family, draft)}
+    screen.try_all(
+        [*families, *explained.difference(families)], 0.0, "other numberings, orders and shifts, norms with each"
+    )
     told = screen.best(2)  # wirings that a known mistake explains are measured, whatever else scores higher
-    explained = set(families)
-    tops: list[Wiring] = []
-    for start in [w for w in screen.best(len(families)) if w.shift == configured.shift][:3]:
-        if all(_slots_apart(start, top) > 1 for top in tops):  # else that climb has passed it by
-            tops.append(screen.ascend(start, available, 0.2 + 0.1 * len(tops)))
+    tops = [screen.ascend(start, available, 0.2 + 0.05 * i) for i, start in enumerate(_starts(screen, configured))]
+    tops.sort(key=lambda top: -screen.scores[top])
     for base in dict.fromkeys([told[0], *tops[:1], configured]):
         variants = list(switches(base, draft, bases))
         explained.update(variants if base in explained else [])
         screen.try_all(variants, 0.6, "each switch alone")
     chosen = _finalists([configured, *told, *screen.best(len(screen.scores))], len({configured, *told}) + keep)
-    candidates = _measured(draft, configured, chosen, explained, materials, num_steps, progress)
+    seconds, evaluations = _measured(draft, chosen, materials, num_steps, progress)
+    candidates = _ranked(configured, chosen, evaluations, explained, num_steps)
+    idle = screen.idle_slots(candidates[0].wiring)
     progress(1.0, "done")
-    return Search(tuple(candidates), configured, screen.idle_slots(candidates[0].wiring), screen.passes)
+    cost = (perf_counter() - begun) / (seconds / len(chosen))
+    return Search(tuple(candidates), configured, idle, screen.passes + len(chosen), cost)
 
 
-def _slots_apart(a: Wiring, b: Wiring) -> int:
-    return sum(x != y for x, y in zip(a.boundaries, b.boundaries, strict=True))
+def _parts(materials: Iterable[Material], configured: Wiring) -> tuple[list[Material], list[int]]:
+    """A few rows of a few samples, evenly spread over all, and the boundaries at hand in every sample."""
+    sets: list[set[int]] = []
+
+    def cut(material: Material) -> Material:
+        sets.append(set(material.states))
+        return material.part(CONTEXT, STARTS + 2)
+
+    parts = spread(map(cut, materials), PARTS)
+    if not sets:
+        raise InputError("samples", "none", "at least one sample")
+    available = sorted(set.intersection(*sets))
+    if missing := [k for k in configured.boundaries if k not in available]:
+        raise InputError("boundaries", f"no states at {missing}", f"states at {list(configured.boundaries)}")
+    return parts, available
+
+
+def _starts(screen: Screen, configured: Wiring, count: int = 3) -> list[Wiring]:
+    """Where to climb from: the best few, and the best under each norm, for norms hide what boundaries are worth.
+
+    One that lies a slot away from another is left out, for that climb passes it by.
+    """
+    starts: list[Wiring] = []
+    ranked = [wiring for wiring in screen.best(len(screen.scores)) if wiring.shift == configured.shift]
+    for place, wiring in enumerate(ranked):
+        alike = [other for other in starts if not set(wiring.differences(other)) - {"boundaries"}]
+        near = any(sum(x != y for x, y in zip(wiring.boundaries, o.boundaries, strict=True)) < 2 for o in alike)
+        if not alike or (place < count and not near):
+            starts.append(wiring)
+    return starts
 
 
 def _finalists(ranked: Sequence[Wiring], count: int) -> list[Wiring]:
@@ -157,18 +191,29 @@ def _finalists(ranked: Sequence[Wiring], count: int) -> list[Wiring]:
 
 
 def _measured(
-    draft: Draft, configured: Wiring, chosen: Sequence[Wiring], explained: Container[Wiring],
-    materials: Sequence[Material], num_steps: int, progress: Progress,
+    draft: Draft, chosen: Sequence[Wiring], materials: Iterable[Material], num_steps: int, progress: Progress
+) -> tuple[float, list[Evaluation]]:
+    """Seconds of computing, and every wiring over all samples and depths; a sample is read once for all of them."""
+    requests: list[list[Request]] = [[] for _ in chosen]
+    seconds = 0.0
+    for count, material in enumerate(materials, 1):
+        if count.bit_count() == 1:  # 1, 2, 4, 8 ...
+            progress(0.7, f"in full: {len(chosen)} wirings, sample {count}")
+        begun = perf_counter()
+        for wiring, own in zip(chosen, requests, strict=True):
+            own.append(evaluate(draft, wiring, material.sample, material.stack(wiring.boundaries), num_steps))
+        seconds += perf_counter() - begun
+    return seconds, [Evaluation(tuple(own)) for own in requests]
+
+
+def _ranked(
+    configured: Wiring, chosen: Sequence[Wiring], evaluations: Sequence[Evaluation], explained: Container[Wiring],
+    num_steps: int,
 ) -> list[Candidate]:  # fmt: skip
-    """All samples and depths, best first; a wiring that no known mistake explains must be clearly better."""
-    measured = []
-    for i, wiring in enumerate(chosen):
-        progress(0.7 + 0.3 * i / len(chosen), f"in full: {describe(wiring, configured)}")
-        requests = [evaluate(draft, wiring, m.sample, m.stack(wiring.boundaries), num_steps) for m in materials]
-        measured.append((wiring, Evaluation(tuple(requests))))
-    base = accept_counts(measured[0][1].walks(num_steps))
+    """Best first; a wiring that no known mistake explains must be clearly better. ``chosen[0]`` is ``configured``."""
+    base = accept_counts(evaluations[0].walks(num_steps))
     candidates = []
-    for wiring, evaluation in measured:
+    for wiring, evaluation in zip(chosen, evaluations, strict=True):
         better = gain(*accept_counts(evaluation.walks(num_steps)), *base)
         candidates.append(
             Candidate(

@@ -8,10 +8,12 @@ decided.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +88,8 @@ class Sample:
 class Samples:
     """The samples of a file or folder. Each loop reads them anew, one at a time.
 
-    ``refused`` names the files that the last loop could not use, with the reason. A loop that finds no
-    sample at all raises the first of them.
+    ``refused`` names the files that the last loop could not use, with the reason, and ``given`` counts the others.
+    A loop that finds no sample at all raises the first of the refused. ``step``: only every so manyth is read.
     """
 
     path: Path
@@ -95,12 +97,19 @@ class Samples:
     limit: int | None = None
     vocab: int | None = None
     refused: dict[str, InputError] = field(default_factory=dict)
+    given: int = 0
+    step: int = 1
+
+    def spread(self, count: int) -> Samples:
+        """About ``count`` of those that the last loop gave, evenly spread over it."""
+        step = max(1, math.ceil(self.given / count))
+        limit = None if self.limit is None else math.ceil(self.limit / step)
+        return replace(self, step=step, limit=limit, refused={}, given=0)
 
     def __iter__(self) -> Iterator[Sample]:
-        self.refused = {}
-        given = 0
-        for name, make in self._entries():
-            if given == self.limit:
+        self.refused, self.given = {}, 0
+        for name, make in islice(self._entries(), 0, None, self.step):
+            if self.given == self.limit:
                 return
             try:
                 sample = make()
@@ -109,9 +118,9 @@ class Samples:
             except InputError as error:
                 self.refused[name] = error
                 continue
-            given += 1
+            self.given += 1
             yield sample
-        if not given:
+        if not self.given:
             raise next(iter(self.refused.values()), InputError(self.path, "no sample", "hidden-state files or JSONL"))
 
     def _entries(self) -> Iterator[tuple[str, Any]]:

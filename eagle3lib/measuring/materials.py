@@ -1,0 +1,137 @@
+"""Samples with the target's states at hand, one at a time: memory does not grow with their number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from eagle3lib.errors import InputError
+from eagle3lib.maths.target_states import TargetTensors, target_states
+from eagle3lib.reading.samples import Sample, Samples, check_vocab
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Material:
+    """A sample with the states at hand, ``[T, H_t]`` by boundary: all of them, or the captured ones."""
+
+    sample: Sample
+    states: Mapping[int, Tensor]
+
+    @classmethod
+    def of(cls, sample: Sample, states: Tensor, boundaries: Sequence[int], embedding: Tensor | None) -> Material:
+        """From ``states [T, K, H_t]`` at ``boundaries``; ``embedding [V_t, H_t]`` gives 0 if it lacks.
+
+        (Boundary 0 is the embedding's row; a target that scales it, such as Gemma, must give states itself.)
+        """
+        by_boundary = dict(zip(boundaries, states.unbind(1), strict=True))
+        if embedding is not None:
+            by_boundary.setdefault(0, embedding[sample.input_ids].to(states.dtype))
+        return cls(sample, by_boundary)
+
+    def stack(self, boundaries: Sequence[int]) -> Tensor:
+        """``[T, K, H_t]`` in that order. Raises ``InputError`` where one of them is not at hand."""
+        if missing := [k for k in boundaries if k not in self.states]:
+            cure = "give samples of token ids and a target that can run here, or samples with these states"
+            raise InputError(self.sample.name, f"no states at {missing}", f"states at {list(boundaries)}", cure)
+        return torch.stack([self.states[k] for k in boundaries], dim=1)
+
+    def part(self, before: int, after: int) -> Material:
+        """Copies of the rows about the first start of the reply, so that the rest can be let go."""
+        whole, prompt = self.sample, self.sample.prompt_tokens
+        start = max(0, prompt - before)
+        rows = slice(start, prompt + after)
+        cut = replace(
+            whole, input_ids=whole.input_ids[rows], loss_mask=whole.loss_mask[rows],
+            prompt_tokens=prompt - start, states=None, boundaries=None, last_hidden_state=None,
+        )  # fmt: skip
+        return Material(cut, {k: state[rows].clone() for k, state in self.states.items()})
+
+
+@dataclass(frozen=True)
+class Materials:
+    """What ``read_samples`` gives, with states. Each loop reads or computes them anew and holds one at a time.
+
+    A file whose states do not fit is counted among ``refused``; a target that cannot run stops the loop.
+
+    ``boundaries``: those to compute where a file holds none, all if left out. ``assumed``: see ``material``.
+    """
+
+    samples: Samples
+    target: str | Path
+    tensors: TargetTensors
+    cache: str | Path
+    boundaries: tuple[int, ...] | None = None
+    assumed: tuple[int, ...] | None = None
+
+    def __iter__(self) -> Iterator[Material]:
+        given = False
+        for sample in self.samples:
+            try:
+                made = material(sample, self.target, self.tensors, self.cache, self.boundaries, self.assumed)
+            except InputError as error:
+                if sample.states is None:
+                    raise
+                self.refused[sample.name] = error
+                continue
+            given = True
+            yield made
+        if not given:
+            raise next(iter(self.refused.values()))
+
+    @property
+    def refused(self) -> dict[str, InputError]:
+        """By file, why the last loop could not use it."""
+        return self.samples.refused
+
+    def at(self, boundaries: Iterable[int]) -> Materials:
+        """The same with these states alone, where they are computed."""
+        return replace(self, boundaries=tuple(dict.fromkeys(boundaries)))
+
+    def spread(self, count: int) -> Materials:
+        """About ``count`` of them, evenly spread; all of them where the last loop saw no more."""
+        return replace(self, samples=self.samples.spread(count))
+
+
+def material(
+    sample: Sample, target: str | Path, tensors: TargetTensors, cache: str | Path,
+    boundaries: Sequence[int] | None = None, assumed: Sequence[int] | None = None,
+) -> Material:  # fmt: skip
+    """A sample with its states: those in its file, else computed from the target and kept in ``cache``.
+
+    Args:
+        boundaries: those to compute, all where left out.
+        assumed: what the states of a file are that does not name their boundaries; without it such a file is
+            refused, for states under a wrong name give wrong numbers.
+    """
+    check_vocab(sample, tensors.embedding.shape[0])
+    if sample.states is None:
+        states = target_states(target, sample.input_ids, boundaries, cache)
+        return Material.of(sample, states, boundaries or range(states.shape[1]), tensors.embedding)
+    known = sample.boundaries or assumed
+    if known is None or len(known) != sample.states.shape[1]:
+        raise InputError(
+            sample.name, f"{sample.states.shape[1]} states at unknown boundaries", "their boundaries",
+            "write them into the file's metadata as `boundaries`, a JSON list",
+        )  # fmt: skip
+    return Material.of(sample, sample.states, known, tensors.embedding)
+
+
+def spread(items: Iterable[Item], count: int) -> list[Item]:
+    """``count`` items of a stream whose length is not known, about evenly; never more than twice as many held."""
+    kept: list[Item] = []
+    stride = 1
+    for place, item in enumerate(items):
+        if place % stride == 0:
+            kept.append(item)
+        if len(kept) == 2 * count:
+            kept, stride = kept[::2], 2 * stride
+    if len(kept) <= count:
+        return kept
+    return [kept[i * len(kept) // count] for i in range(count)]
