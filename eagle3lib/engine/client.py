@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lib.errors import InputError
+from eagle3lib.reading.engine_reports import HISTOGRAM
+from eagle3lib.reading.files import write_text
 from eagle3lib.reading.prompts import Prompt
 
 MAX_NEW_TOKENS = 96
@@ -56,11 +58,8 @@ class Response:
 
 def save_responses(responses: Sequence[Response], path: str | Path) -> Path:
     """Write ``responses`` as JSONL, in one move; the path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text("".join(json.dumps(response.to_json()) + "\n" for response in responses))
-    return partial.replace(path)
+    write_text(Path(path), "".join(json.dumps(response.to_json()) + "\n" for response in responses))
+    return Path(path)
 
 
 @dataclass(frozen=True)
@@ -164,8 +163,8 @@ class Client:
 
 
 def histogram_of(meta_info: Mapping[str, Any]) -> tuple[int, ...]:
-    """``[j]`` = verify steps with j accepted drafts, by SGLang's name for it (0.5.23, then 0.5.9)."""
-    return tuple(meta_info.get("spec_correct_drafts_histogram") or meta_info.get("spec_accept_histogram") or ())
+    """``[j]`` = verify steps with j accepted drafts."""
+    return tuple(next((meta_info[key] for key in HISTOGRAM if meta_info.get(key)), ()))
 
 
 def accepted_per_step(completion_tokens: Sequence[int], meta_info: Mapping[str, Any]) -> tuple[int, ...] | None:

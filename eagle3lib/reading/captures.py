@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.files import inside
-from eagle3lib.reading.tensor_files import read_tensors
+from eagle3lib.reading.files import inside, replacing
+from eagle3lib.reading.tensor_files import read_tensor, read_tensors
 
 AUX = "aux_hidden_states"
 SUFFIXES = (".safetensors", ".pt", ".npy")
@@ -61,16 +58,13 @@ class Capture:
 
 def write_capture(capture: Capture, path: str | Path) -> Path:
     """Write ``capture`` as one safetensors file, in one move; the path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.contiguous() for name, value in capture.stages.items()} | {"positions": capture.positions}
     if capture.input_ids is not None:
         tensors["input_ids"] = capture.input_ids
     metadata = {"role": capture.role, "rank": str(capture.rank), "module": capture.module, "request": capture.request}
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata)
-    os.replace(partial, path)
-    return path
+    with replacing(Path(path)) as partial:
+        save_file(tensors, partial, metadata)
+    return Path(path)
 
 
 def read_capture(folder: str | Path) -> list[Capture]:
@@ -94,8 +88,7 @@ def read_capture(folder: str | Path) -> list[Capture]:
     if any(AUX in tensors and len(tensors) > 1 for tensors, _ in opened.values()):
         captures = [_from_file(path.name, path.stem, *content) for path, content in opened.items()]
     else:
-        tensors = {path.stem: _plain(path, opened.get(path)) for path in files}
-        captures = [_from_plain(folder.name, tensors)]
+        captures = [_from_plain(folder.name, {path.stem: read_tensor(path) for path in files})]
     return sorted(captures, key=lambda capture: (capture.request, capture.rank))
 
 
@@ -124,31 +117,6 @@ def _from_plain(source: str, tensors: Mapping[str, Tensor]) -> Capture:
     positions = tensors.get("positions", torch.arange(len(next(iter(stages.values())))))
     ids = None if ids is None else ids.flatten().long()
     return Capture(source, source, ids, positions.flatten().long(), stages)
-
-
-def _plain(path: Path, opened: tuple[dict[str, Any], Any] | None) -> Tensor:
-    if opened is not None:
-        tensors, _ = opened
-        value: object = next(iter(tensors.values())) if len(tensors) == 1 else tensors
-    elif path.suffix == ".npy":
-        value = _read_numpy(path)
-    else:
-        try:
-            value = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, EOFError, OSError) as error:
-            raise InputError(f"capture {path.name}", str(error).split("\n")[0], "one plain tensor") from None
-    if not isinstance(value, Tensor):
-        raise InputError(f"capture {path.name}", type(value).__name__, "one plain tensor, named by its stage")
-    return value
-
-
-def _read_numpy(path: Path) -> Tensor:
-    import numpy
-
-    try:
-        return torch.from_numpy(numpy.load(path, allow_pickle=False))
-    except (ValueError, TypeError, OSError, EOFError) as error:
-        raise InputError(f"capture {path.name}", str(error), "one plain array of numbers") from error
 
 
 def _stages(source: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

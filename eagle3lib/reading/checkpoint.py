@@ -6,7 +6,6 @@ pickles are read by torch's weights-only unpickler, and no path may leave the fo
 
 from __future__ import annotations
 
-import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,22 +17,14 @@ from safetensors import SafetensorError, safe_open
 
 from eagle3lib.errors import InputError, UnsafeFile
 from eagle3lib.reading.files import inside, parse_object, read_text
+from eagle3lib.reading.tensor_files import DAMAGE, first_line
 
 #: safetensors dtype names of the torch dtypes found in ``.bin`` files.
 _DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
 #: Rows are read one by one, so a sample has no more of them.
 MOST_ROWS = 1024
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -78,12 +69,8 @@ class Checkpoint:
         for file in files:
             for info in _safetensors(file) if file.suffix != ".bin" else _pickle(file):
                 if info.name in tensors:
-                    raise InputError(
-                        file,
-                        f"{info.name!r}, already in {tensors[info.name].file.name}",
-                        "every tensor in one file",
-                        "remove the stale file",
-                    )
+                    found = f"{info.name!r}, already in {tensors[info.name].file.name}"
+                    raise InputError(file, found, "every tensor in one file", "remove the stale file")
                 tensors[info.name] = info
         absent = {name: shard for name, shard in promised.items() if name not in tensors}
         for name, shard in absent.items():
@@ -120,12 +107,8 @@ class Checkpoint:
     def info(self, name: str) -> TensorInfo:
         """The header entry of a tensor; :class:`InputError` when there is none."""
         if name not in self.tensors:
-            shard = self.absent.get(name)
-            raise InputError(
-                f"{self.folder}: {name}",
-                f"its file {shard} missing" if shard else "no such tensor",
-                "a tensor of this checkpoint",
-            )
+            found = f"its file {self.absent[name]} missing" if name in self.absent else "no such tensor"
+            raise InputError(f"{self.folder}: {name}", found, "a tensor of this checkpoint")
         return self.tensors[name]
 
     def find(self, *endings: str) -> TensorInfo | None:
@@ -174,9 +157,8 @@ def _safetensors(path: Path) -> Iterator[TensorInfo]:
                 entry = file.get_slice(name)
                 yield TensorInfo(name, tuple(entry.get_shape()), entry.get_dtype(), path)
     except (SafetensorError, OSError, OverflowError) as error:
-        raise InputError(
-            path, f"a damaged header or data ({error})", "a safetensors file", "download or export it again"
-        ) from None
+        found = f"a damaged header or data ({error})"
+        raise InputError(path, found, "a safetensors file", "download or export it again") from None
 
 
 def _pickle(path: Path) -> Iterator[TensorInfo]:
@@ -186,48 +168,22 @@ def _pickle(path: Path) -> Iterator[TensorInfo]:
 
 def _unpickle(path: Path) -> dict[str, torch.Tensor]:
     """A ``.bin`` file by torch's weights-only unpickler, its storages mapped and not read."""
-    plain = "a pickle of plain tensors"
+    plain, convert = "a pickle of plain tensors", "convert it to safetensors where you trust it"
     if not zipfile.is_zipfile(path):
-        raise UnsafeFile(
-            path,
-            "no zip archive",
-            f"{plain} as torch.save writes it since 1.6",
-            "convert it to safetensors where it was made",
-        )
+        raise UnsafeFile(path, "no zip archive", f"{plain} as torch.save writes it since 1.6", convert)
     with zipfile.ZipFile(path) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise UnsafeFile(path, "a compressed archive", "an archive as torch.save writes it")
     try:
         data = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-        EOFError,
-        OSError,
-        ImportError,
-        AssertionError,
-    ) as error:
-        line = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UnsafeFile(
-            path,
-            f"a pickle that torch will not load safely ({line})",
-            plain,
-            "convert it to safetensors where you trust it",
-        ) from None
+    except DAMAGE as error:
+        found = f"a pickle that torch will not load safely ({first_line(error)})"
+        raise UnsafeFile(path, found, plain, convert) from None
     if not isinstance(data, dict) or not all(
-        isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in data.items()
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in data.items()
     ):
-        raise UnsafeFile(
-            path,
-            f"a {type(data).__name__} of other things than tensors",
-            f"{plain} by name",
-            "save the state dict alone, best as safetensors",
-        )
+        found = f"a {type(data).__name__} of other things than tensors"
+        raise UnsafeFile(path, found, f"{plain} by name", "save the state dict alone, best as safetensors")
     for name, value in data.items():
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise UnsafeFile(path, f"{name!r} declared larger than its data", "tensors of their real size")

@@ -7,13 +7,8 @@ from typing import Any, Literal
 
 Dialect = Literal["sglang", "eagle", "speculators", "modelopt", "angelslim", "vllm"]
 #: Fields that only ModelOpt writes into ``eagle_config``.
-_MODELOPT = (
-    "use_input_layernorm_in_first_layer",
-    "use_last_layernorm",
-    "use_mtp_layernorm",
-    "next_layer_regular",
-    "eagle_decoder_type",
-)
+_MODELOPT = ("use_input_layernorm_in_first_layer", "use_last_layernorm", "use_mtp_layernorm", "next_layer_regular",
+             "eagle_decoder_type")  # fmt: skip
 
 
 def dialect_of(raw: Mapping[str, Any], architecture: str) -> tuple[Dialect, str]:

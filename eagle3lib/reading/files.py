@@ -1,8 +1,11 @@
-"""Paths that stay inside a folder, and JSON that is what it claims to be."""
+"""Paths that stay inside a folder, JSON that is what it claims to be, and files that are whole or not there."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,28 @@ def inside(folder: Path, name: str) -> Path:
     for parent in root.parents:
         if parent.name == "snapshots" and real.is_relative_to((parent.parent / "blobs").resolve()):
             return real
-    raise UnsafeFile(
-        folder / name, f"a path that leads to {real}", "a file inside the folder", "copy the file into the folder"
-    )
+    found, cure = f"a path that leads to {real}", "copy the file into the folder"
+    raise UnsafeFile(folder / name, found, "a file inside the folder", cure)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside ``path``, which takes its place when all went well; the folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` at once."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
@@ -41,9 +63,8 @@ def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
     except UnicodeDecodeError as error:
         raise InputError(path, f"bytes that are not UTF-8 ({error.reason})", "UTF-8 text") from None
     except OSError as error:
-        raise InputError(
-            path, error.strerror or str(error), "a readable file", "check the path and its permissions"
-        ) from None
+        cure = "check the path and its permissions"
+        raise InputError(path, error.strerror or str(error), "a readable file", cure) from None
 
 
 def parse_object(text: str, where: object, duplicates: list[str] | None = None) -> dict[str, Any]:
@@ -73,7 +94,7 @@ def parse_object(text: str, where: object, duplicates: list[str] | None = None) 
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(where, f"text that is not JSON ({error})", "one JSON object") from None
+        raise InputError(where, f"text that is not strict JSON ({error})", "one JSON object") from None
     if not isinstance(data, dict):
         raise InputError(where, f"a JSON {type(data).__name__}", "one JSON object")
     _check_depth(data, where)

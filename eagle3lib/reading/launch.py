@@ -27,31 +27,15 @@ _ALIASES = {
 #: Every speculative field of 0.5.9 and 0.5.23 (srt/server_args.py; srt/arg_groups/fields/spec.py), without
 #: those of n-gram, DFlash and DSpark drafting.
 SPECULATIVE = (
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_draft_model_revision",
-    "speculative_draft_load_format",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-    "speculative_accept_threshold_single",
-    "speculative_accept_threshold_acc",
-    "speculative_use_rejection_sampling",
-    "speculative_use_block_verification",
-    "speculative_token_map",
-    "speculative_attention_mode",
-    "speculative_draft_attention_backend",
-    "speculative_dsa_topk_backend",
-    "speculative_draft_kv_cache_dtype",
-    "speculative_draft_window_size",
-    "speculative_draft_sink_size",
-    "speculative_moe_runner_backend",
-    "speculative_moe_a2a_backend",
-    "speculative_enable_w4a4_mxfp4_megamoe",
-    "speculative_draft_model_quantization",
-    "speculative_adaptive",
-    "speculative_adaptive_config",
-)
+    "speculative_algorithm", "speculative_draft_model_path", "speculative_draft_model_revision",
+    "speculative_draft_load_format", "speculative_num_steps", "speculative_eagle_topk",
+    "speculative_num_draft_tokens", "speculative_accept_threshold_single", "speculative_accept_threshold_acc",
+    "speculative_use_rejection_sampling", "speculative_use_block_verification", "speculative_token_map",
+    "speculative_attention_mode", "speculative_draft_attention_backend", "speculative_dsa_topk_backend",
+    "speculative_draft_kv_cache_dtype", "speculative_draft_window_size", "speculative_draft_sink_size",
+    "speculative_moe_runner_backend", "speculative_moe_a2a_backend", "speculative_enable_w4a4_mxfp4_megamoe",
+    "speculative_draft_model_quantization", "speculative_adaptive", "speculative_adaptive_config",
+)  # fmt: skip
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.S)
 _FLAG = re.compile(r"--[A-Za-z_]")
 _NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?$|-?\.\d+$")
@@ -76,15 +60,14 @@ class Launch:
     """``env`` and ``flags`` by name (dashes as underscores); a switch without a value is True.
 
     ``source`` is ``"line"``, ``"server_info"`` (values after the server's own changes) or ``"none"``;
-    ``program`` is ``sglang``, ``vllm`` or "". ``unknown`` holds tokens that belong to no flag.
+    ``program`` is ``sglang``, ``vllm`` or "". ``parts`` is the line itself, in order.
     """
 
     env: Mapping[str, str]
     flags: Mapping[str, Any]
     source: str
     program: str
-    unknown: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
 
     @classmethod
@@ -93,7 +76,7 @@ class Launch:
         if len(text) > MAX_TEXT:
             raise InputError("launch", f"{len(text):,} characters", f"at most {MAX_TEXT:,}")
         if not text.strip():
-            return cls(MappingProxyType({}), MappingProxyType({}), "none", "", (), ())
+            return cls(MappingProxyType({}), MappingProxyType({}), "none", "")
         if text.lstrip().startswith("{"):
             return _server_info(parse_object(text, "launch (/server_info)"))
         return _line(text)
@@ -114,7 +97,7 @@ class Launch:
         """A flag's value as a finite number."""
         value = self._typed(name, float, "a number")
         if value is not None and not abs(value) < float("inf"):
-            raise InputError(f"launch: --{name.replace('_', '-')}", value, "a finite number")
+            raise InputError(_where(name), value, "a finite number")
         return value
 
     def switch(self, name: str) -> bool:
@@ -127,7 +110,7 @@ class Launch:
         if isinstance(self.flags.get(name), dict):
             return self.flags[name]
         text = self.text(name)
-        return parse_object(text, f"launch: --{name.replace('_', '-')}") if text else {}
+        return parse_object(text, _where(name)) if text else {}
 
     def set_in_env(self, name: str) -> bool:
         """True when an environment switch is on."""
@@ -165,7 +148,11 @@ class Launch:
             return kind(value)
         except (ValueError, OverflowError):
             found = "no value" if value is True else repr(value)[:80]
-            raise InputError(f"launch: --{name.replace('_', '-')}", found, words) from None
+            raise InputError(_where(name), found, words) from None
+
+
+def _where(name: str) -> str:
+    return f"launch: --{name.replace('_', '-')}"
 
 
 def _name(flag: str) -> str:
@@ -199,14 +186,8 @@ def _server_info(data: Mapping[str, Any]) -> Launch:
     flags = {k: v for k, v in data.items() if v is not None and k not in ("internal_states", "env")}
     if isinstance(flags.get("server_args"), dict):
         flags |= {k: v for k, v in flags.pop("server_args").items() if v is not None}
-    return Launch(
-        MappingProxyType({}),
-        MappingProxyType(flags),
-        "server_info",
-        "sglang",
-        (),
-        ("a /server_info shows values after the server's own changes: what was asked cannot be told",),
-    )
+    note = "a /server_info shows values after the server's own changes: what was asked cannot be told"
+    return Launch(MappingProxyType({}), MappingProxyType(flags), "server_info", "sglang", (note,))
 
 
 def _line(text: str) -> Launch:
@@ -217,16 +198,10 @@ def _line(text: str) -> Launch:
         raise InputError("launch", f"a line the shell cannot split ({error})", "balanced quotes") from None
     parts = _parts(tokens)
     env = {p.name: p.values[0] for p in parts if p.name and not p.spelled}
-    flags: dict[str, Any] = {}
-    for part in parts:
-        if part.spelled:
-            flags[part.name] = (
-                True if not part.values else part.values[0] if len(part.values) == 1 else list(part.values)
-            )
+    flags = {p.name: p.values[0] if len(p.values) == 1 else list(p.values) or True for p in parts if p.spelled}
     words = [p.values[0] for p in parts if not p.name]
-    program = next(
-        (name for name in ("vllm", "sglang") if any(re.search(rf"(^|[/.]){name}($|[./])", word) for word in words)), ""
-    )
+    named = [name for name in ("vllm", "sglang") if any(re.search(rf"(^|[/.]){name}($|[./])", w) for w in words)]
+    program = named[0] if named else ""
     if not (flags or env or program):
         raise InputError("launch", f"{text.strip()!r}"[:80], "a server's command line, or its flags (--name value)")
     notes = []
@@ -239,19 +214,7 @@ def _line(text: str) -> Launch:
         after = words[words.index("serve") + 1 :]
         if after:
             flags["model_path"] = after[0]
-    known = {
-        "python",
-        "python3",
-        "-m",
-        "sglang.launch_server",
-        "sglang",
-        "serve",
-        "export",
-        "$",
-        flags.get("model_path"),
-    }
-    unknown = tuple(w for w in words if w not in known and not w.endswith(("/python", "/python3")))
-    return Launch(MappingProxyType(env), MappingProxyType(flags), "line", program, unknown, tuple(notes), tuple(parts))
+    return Launch(MappingProxyType(env), MappingProxyType(flags), "line", program, tuple(notes), tuple(parts))
 
 
 def _parts(tokens: Sequence[str]) -> list[Part]:

@@ -18,6 +18,7 @@ from eagle3lib.reading.files import read_text
 Status = Literal["ok", "failed", "refused"]
 Setting = tuple[int, int, int]  # num_steps, topk, num_draft_tokens
 OFF: Setting = (0, 0, 0)
+FIELDS = ("num_steps", "topk", "num_draft_tokens")
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,8 @@ def read_points(path: str | Path) -> list[Point]:
 
 def parse_points(text: str, source: str) -> list[Point]:
     """The points of one file's text."""
-    return [
-        _point(record, f"points {source} entry {number}") for number, record in enumerate(_records(text, source), 1)
-    ]
+    records = enumerate(_records(text, source), 1)
+    return [_point(record, f"points {source} entry {number}") for number, record in records]
 
 
 def _records(text: str, source: str) -> Iterator[Mapping[str, Any]]:
@@ -102,9 +102,7 @@ def _point(record: Any, where: str) -> Point:
     if length is not None and length < 1:
         raise InputError(f"{where} accept_length", length, "at least 1: the bonus token counts")
     point = Point(
-        num_steps=_integer(record, "num_steps", where),
-        topk=_integer(record, "topk", where),
-        num_draft_tokens=_integer(record, "num_draft_tokens", where),
+        *(_integer(record, name, where) for name in FIELDS),
         concurrency=_integer(record, "concurrency", where, 1),
         tokens_per_second=speed if status == "ok" else None,
         accept_length=length,
@@ -123,11 +121,9 @@ def _from_serving(record: Mapping[str, Any]) -> dict[str, Any]:
     server = record.get("server_info") or {}
     speculates = server.get("speculative_algorithm") is not None
     names = ("num_steps", "eagle_topk", "num_draft_tokens")
-    steps, topk, tokens = (server.get(f"speculative_{name}", 0) if speculates else 0 for name in names)
+    setting = [server.get(f"speculative_{name}", 0) if speculates else 0 for name in names]
     return {
-        "num_steps": steps,
-        "topk": topk,
-        "num_draft_tokens": tokens,
+        **dict(zip(FIELDS, setting, strict=True)),
         "concurrency": record.get("max_concurrency") or max(1, round(record.get("concurrency") or 1)),
         "tokens_per_second": record["output_throughput"],
         "accept_length": record.get("accept_length") if speculates else None,

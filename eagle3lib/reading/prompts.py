@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.files import read_text
+from eagle3lib.reading.files import parse_object, read_text
 
 FORMS = ("messages", "text", "input_ids")
 
@@ -43,11 +42,8 @@ def read_prompts(path: str | Path, target: str | Path | None = None) -> list[Pro
 
 
 def _parse(where: str, line: str, target: str | Path | None) -> Prompt:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(where, str(error), "one JSON object") from error
-    forms = [form for form in FORMS if isinstance(record, dict) and form in record]
+    record = parse_object(line, where)
+    forms = [form for form in FORMS if form in record]
     if len(forms) != 1:
         raise InputError(where, " and ".join(forms) or "no request", f"exactly one of {', '.join(FORMS)}")
     form = forms[0]

@@ -52,16 +52,14 @@ def read_rope(config: Mapping[str, Any], where: object) -> Rope:
         if value is not None and not isinstance(value, dict):
             raise InputError(f"{where}: {name}", value, "a mapping or null")
     legacy = _theta(config.get("rope_theta"), where)
-    stated = [
-        name
-        for name, there in (("rope_parameters", new is not None), ("legacy", legacy is not None or old is not None))
-        if there
-    ]
-    theta = _theta((new or {}).get("rope_theta"), where) if new else None
+    theta = _theta(new.get("rope_theta"), where) if new else None
+    spelling = "absent" if legacy is None and old is None else "legacy"
+    if new is not None:
+        spelling = "rope_parameters" if spelling == "absent" else "both"
     return Rope(
         theta=theta or legacy or DEFAULT_THETA,
         scaling=_scaling(new if new is not None else old),
-        spelling="both" if len(stated) == 2 else stated[0] if stated else "absent",
+        spelling=spelling,
         legacy_theta=legacy or DEFAULT_THETA,
     )
 

@@ -12,55 +12,41 @@ from eagle3lib.errors import InputError
 from eagle3lib.reading.files import inside, parse_object, read_text
 from eagle3lib.reading.rope import Rope, read_rope
 
-#: Architecture -> family: the SGLang model file (without ``.py``) whose capture rule applies.
+#: The SGLang model file (without ``.py``) whose capture rule applies: its architectures.
 #: Source: sgl-project/sglang 0.5.23 python/sglang/srt/models/*.py ``EntryClass`` and inheritance.
+_ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM",
+              "Phi3ForCausalLM", "InternLM3ForCausalLM", "TeleFLMForCausalLM"),
+    "llama4": ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+    "qwen2": ("Qwen2ForCausalLM",),
+    "qwen3": ("Qwen3ForCausalLM",),
+    "qwen2_moe": ("Qwen2MoeForCausalLM",),
+    "qwen3_moe": ("Qwen3MoeForCausalLM",),
+    "qwen3_next": ("Qwen3NextForCausalLM",),
+    "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+                "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM",
+                    "GlmMoeDsaForCausalLM", "MistralLarge3ForCausalLM"),
+    "kimi_k25": ("KimiK25ForConditionalGeneration",),
+    "glm4_moe": ("Glm4MoeForCausalLM",),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM",),
+    "glm5_next": ("Glm5NextForConditionalGeneration",),
+    "gpt_oss": ("GptOssForCausalLM",),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    "gemma4": ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+    "minimax_m2": ("MiniMaxM2ForCausalLM",),
+    "minimax_m3": ("MiniMaxM3SparseForCausalLM",),
+    "minimax_m3_vl": ("MiniMaxM3SparseForConditionalGeneration",),
+    "bailing_moe": ("BailingMoEForCausalLM", "BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"),
+    "longcat_flash": ("LongcatFlashForCausalLM",),
+    "exaone_moe": ("ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"),
+    "apertus": ("ApertusForCausalLM",),
+}  # fmt: skip
+#: Architecture -> family.
 FAMILIES: Mapping[str, str] = MappingProxyType(
-    {
-        "LlamaForCausalLM": "llama",
-        "MistralForCausalLM": "llama",
-        "Ministral3ForCausalLM": "llama",
-        "Phi3ForCausalLM": "llama",
-        "InternLM3ForCausalLM": "llama",
-        "TeleFLMForCausalLM": "llama",
-        "Llama4ForCausalLM": "llama4",
-        "Llama4ForConditionalGeneration": "llama4",
-        "Qwen2ForCausalLM": "qwen2",
-        "Qwen3ForCausalLM": "qwen3",
-        "Qwen2MoeForCausalLM": "qwen2_moe",
-        "Qwen3MoeForCausalLM": "qwen3_moe",
-        "Qwen3NextForCausalLM": "qwen3_next",
-        "Qwen3_5ForCausalLM": "qwen3_5",
-        "Qwen3_5MoeForCausalLM": "qwen3_5",
-        "Qwen3_5ForConditionalGeneration": "qwen3_5",
-        "Qwen3_5MoeForConditionalGeneration": "qwen3_5",
-        "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
-        "Qwen3VLForConditionalGeneration": "qwen3_vl",
-        "Qwen3VLMoeForConditionalGeneration": "qwen3_vl",
-        "DeepseekV2ForCausalLM": "deepseek_v2",
-        "DeepseekV3ForCausalLM": "deepseek_v2",
-        "DeepseekV32ForCausalLM": "deepseek_v2",
-        "GlmMoeDsaForCausalLM": "deepseek_v2",
-        "MistralLarge3ForCausalLM": "deepseek_v2",
-        "KimiK25ForConditionalGeneration": "kimi_k25",
-        "Glm4MoeForCausalLM": "glm4_moe",
-        "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
-        "Glm5NextForConditionalGeneration": "glm5_next",
-        "GptOssForCausalLM": "gpt_oss",
-        "Gemma3ForCausalLM": "gemma3",
-        "Gemma3ForConditionalGeneration": "gemma3",
-        "Gemma4ForCausalLM": "gemma4",
-        "Gemma4ForConditionalGeneration": "gemma4",
-        "MiniMaxM2ForCausalLM": "minimax_m2",
-        "MiniMaxM3SparseForCausalLM": "minimax_m3",
-        "MiniMaxM3SparseForConditionalGeneration": "minimax_m3_vl",
-        "BailingMoEForCausalLM": "bailing_moe",
-        "BailingMoeForCausalLM": "bailing_moe",
-        "BailingMoeV2ForCausalLM": "bailing_moe",
-        "LongcatFlashForCausalLM": "longcat_flash",
-        "ExaoneMoEForCausalLM": "exaone_moe",
-        "ExaoneMoeForCausalLM": "exaone_moe",
-        "ApertusForCausalLM": "apertus",
-    }
+    {architecture: family for family, names in _ARCHITECTURES.items() for architecture in names}
 )
 
 
@@ -92,36 +78,27 @@ class TargetConfig:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], where: object = "target config") -> TargetConfig:
         """A parsed config; the language model may be nested in ``text_config`` (or ``llm_config``...)."""
-        nested = next(
-            (
-                raw[k]
-                for k in ("text_config", "llm_config", "language_config", "thinker_config")
-                if isinstance(raw.get(k), dict)
-            ),
-            {},
-        )
+        places = ("text_config", "llm_config", "language_config", "thinker_config")
+        nested: dict[str, Any] = next((raw[k] for k in places if isinstance(raw.get(k), dict)), {})
         text = {**raw, **{k: v for k, v in nested.items() if v is not None}}
 
-        def positive(key: str, *others: str) -> int:
-            for name in (key, *others):
+        def positive(*names: str) -> int:
+            for name in names:
                 value = text.get(name)
                 if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                     return value
-            raise InputError(
-                f"{where}: {key}", text.get(key), "a positive integer", "give the target's own config.json"
-            )
+            cure = "give the target's own config.json"
+            raise InputError(f"{where}: {names[0]}", text.get(names[0]), "a positive integer", cure)
 
         names = raw.get("architectures") or nested.get("architectures") or [""]
         architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
         family = FAMILIES.get(architecture, "unknown")
-        notes = (
-            []
-            if family != "unknown"
-            else [
+        notes = []
+        if family == "unknown":
+            notes.append(
                 f"{architecture or 'no architecture'}: a family whose capture rule is not known here; "
                 "the common one (captured boundary = configured id + 1) is assumed"
-            ]
-        )
+            )
         quantization = text.get("quantization_config") or text.get("compression_config")
         method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else None
         limit = text.get("max_position_embeddings", text.get("max_sequence_length", text.get("seq_length")))

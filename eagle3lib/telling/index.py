@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from eagle3lib.reading.files import write_text
 from eagle3lib.telling.pages import TEMPLATE, confine, css, mask_page
 from eagle3lib.telling.privacy import mask
-from eagle3lib.telling.records import read_records, write_text
+from eagle3lib.telling.records import read_records
 
 Record = Mapping[str, Any]
 

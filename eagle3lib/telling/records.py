@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import shutil
 import sys
@@ -25,6 +24,7 @@ from tqdm import tqdm
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.finding import SEVERITIES, Finding
+from eagle3lib.reading.files import parse_object, read_text, write_text
 from eagle3lib.telling.jsonable import jsonable
 from eagle3lib.telling.parameters import MODELS, Parameters, validate
 from eagle3lib.telling.privacy import mask
@@ -180,11 +180,9 @@ def read_record(run_dir: str | Path, stem: str) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(path, "no record", "the record of a finished or partial run", cure)
     try:
-        record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except (ValueError, OSError) as error:
-        raise InputError(path, f"unreadable text ({error})", "strict JSON", cure) from None
-    if not isinstance(record, dict):
-        raise InputError(path, f"a {type(record).__name__}", "a JSON object", cure)
+        record = parse_object(read_text(path), path)
+    except InputError as error:
+        raise InputError(path, error.found, error.expected, cure) from None
     for key, allowed in (("schema", (SCHEMA,)), ("notebook", (stem,)), ("status", ("finished", "partial"))):
         if record.get(key) not in allowed:
             raise InputError(f"{path}: {key}", repr(record.get(key)), " or ".join(map(repr, allowed)), cure)
@@ -222,22 +220,5 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, text + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
