@@ -108,6 +108,8 @@ def test_every_view_draws_or_says_why_not(tmp_path: Path) -> None:
     chains = {(n, 1, n + 1): Rate(1.5 + 0.1 * min(n, 3), 1, 1, (1.4, 2.0)) for n in range(1, 5)}
     served = from_histograms("served.jsonl", "engine", "", [(5, 3, 2)])
     drawn = {
+        "curves": views.curves([served], None),
+        "histogram": views.histogram([served]),
         "steps": views.steps(chains, [served], (3, 1, 4)),
         "lengths": views.lengths(found, [Limit(100, "context.length", "the end")]),
         "parts": views.parts(found),
@@ -117,7 +119,15 @@ def test_every_view_draws_or_says_why_not(tmp_path: Path) -> None:
         figure.savefig(tmp_path / f"{name}.png")
         assert words.endswith(".")
     assert "up to num_steps 3" in drawn["steps"][1] and "lies within" in drawn["lengths"][1]
-    nothing = [views.steps({}, [], (3, 1, 4)), views.lengths([], []), views.parts([]), views.kinds([], None)]
+    assert "50% of the steps accept nothing, 20% all 2" in drawn["histogram"][1]
+    nothing = [
+        views.curves([], None),
+        views.histogram([]),
+        views.steps({}, [], (3, 1, 4)),
+        views.lengths([], []),
+        views.parts([]),
+        views.kinds([], None),
+    ]
     assert all(figure is None and words for figure, words in nothing)
     assert figures.acceptance([served], served).axes
 

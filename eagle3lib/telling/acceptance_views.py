@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from eagle3lib.measuring.rates import Rate
 from eagle3lib.measuring.trails import Part, Trail, by_category, by_kind, by_position, by_prompt_length, first_and_rest
 from eagle3lib.reading.token_kinds import decoder
+from eagle3lib.telling import figures
 from eagle3lib.telling.figures import COLOURS, panels, show
 from eagle3lib.telling.tables import length, table, text
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from IPython.display import HTML
 
     from eagle3lib.findings.breakdown_rules import Limit
+    from eagle3lib.measuring.acceptance import Acceptance
     from eagle3lib.telling.records import Run
 
 View = tuple[Figure | None, str]
@@ -58,7 +60,34 @@ def tell(run: Run, view: View, name: str) -> HTML:
     return text(words)
 
 
-def steps(settings: Mapping[Setting, Rate], served: Sequence[Any], setting: Setting) -> View:
+def curves(sources: Sequence[Acceptance], ceiling: Acceptance | None) -> View:
+    """Marginal and conditional acceptance per position, every source on the same axes."""
+    if not sources:
+        return None, "No acceptance to draw: no source was given."
+    first = [(s.source, s.conditional[0]) for s in [*sources, *([ceiling] if ceiling else [])] if s.conditional]
+    said = "; ".join(
+        f"{name} {share.value:.0%}" for name, share in first if share is not None and share.value is not None
+    )
+    return figures.acceptance(sources, ceiling), (
+        f"Share accepted at the first position: {said or 'not told by any source'}. A conditional rate that falls "
+        "after it points at what the draft feeds back to itself; marginal rates are the products."
+    )
+
+
+def histogram(sources: Sequence[Acceptance]) -> View:
+    """Verify steps by what they accepted."""
+    told = [source for source in sources if source.histogram]
+    if not told:
+        return None, "No histogram to draw: no source counts its verify steps by what they accepted."
+    parts = []
+    for source in told:
+        steps, deepest = sum(source.histogram or ()), len(source.histogram or ()) - 1
+        none, full = ((source.histogram or ())[i] / steps for i in (0, deepest))
+        parts.append(f"{source.source}: {none:.0%} of the steps accept nothing, {full:.0%} all {deepest}")
+    return figures.histogram(sources), f"{'; '.join(parts)}."
+
+
+def steps(settings: Mapping[Setting, Rate], served: Sequence[Acceptance], setting: Setting) -> View:
     """Accept length against the number of draft steps, for chains; what was served at its own place."""
     chains = {steps: rate for (steps, topk, _), rate in sorted(settings.items()) if topk == 1 and rate.value}
     if len(chains) < 2:
@@ -131,7 +160,7 @@ def lengths(found: Sequence[Group], limits: Sequence[Limit]) -> View:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         _from_one(axis)
         axis.set_title(f"By {name}", loc="left", fontsize=11)
-    pair[0].legend(frameon=False, fontsize=9)
+    _legend(figure, pair[0])
     return figure, _along(drawn, limits)
 
 
@@ -164,7 +193,7 @@ def parts(found: Sequence[Group]) -> View:
     _rows(axis, labels, "accept length, bonus in")
     axis.set_xlim(1, None)
     axis.set_title("Which steps and which requests?", loc="left", fontsize=11)
-    axis.legend(frameon=False, fontsize=9, loc="best")
+    _legend(figure, axis)
     return figure, " ".join(_apart(group.name, own) for group, own in rows)
 
 
@@ -191,7 +220,7 @@ def kinds(found: Sequence[Group], kind: Callable[[int], str] | None) -> View:
     _rows(axis, labels, "share of verified drafts accepted")
     axis.set_xlim(0, 1)
     axis.set_title("What kind of token is rejected?", loc="left", fontsize=11)
-    axis.legend(frameon=False, fontsize=9, loc="best")
+    _legend(figure, axis)
     group, rates = told[0]
     missed = {label: (rate.denominator or 0) - (rate.numerator or 0) for label, rate in rates.items()}
     most = max(missed, key=lambda label: missed[label])
@@ -217,6 +246,11 @@ def worst_table(trails: Sequence[Trail], target: str = "") -> HTML:
         for trail in trails
     ]
     return table(rows, "No request has steps in order.")
+
+
+def _legend(figure: Figure, axis: Axes) -> None:
+    """Below the axes, where it hides no interval."""
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
 
 
 def _from_one(axis: Axes) -> None:
