@@ -25,8 +25,8 @@ from eagle3lib.maths.target_states import TargetTensors, target_states
 from eagle3lib.maths.tree_chances import node_chances
 from eagle3lib.maths.trees import Trees, grow
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.forecast import Setting
 from eagle3lib.measuring.materials import Material
+from eagle3lib.reading.points import Setting
 
 Rule = Literal["target-only", "rejection"]
 

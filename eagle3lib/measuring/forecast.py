@@ -18,14 +18,11 @@ from eagle3lib.measuring.acceptance import Acceptance, from_histograms
 from eagle3lib.measuring.evaluation import Request, evaluate, sample_walk
 from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.prediction import Walk
+from eagle3lib.reading.points import Setting
 from eagle3lib.reading.samples import Sample
 
 #: Tokens of the target past a request's end, so that its last verify step can be predicted too.
 BEYOND = 16
-
-
-#: num_steps, topk, num_draft_tokens
-Setting = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
