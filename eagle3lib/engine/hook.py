@@ -32,12 +32,16 @@ FACTORY = "eagle3lib.engine.hook:hook_factory"
 AUX = "aux_hidden_states"
 #: Bounds what a forgotten server can write: with three states of width 4096 in bf16, about 0.6 GB.
 MAX_ROWS = 16384
-#: Stage -> (modules in SGLang's draft, which of their tensors: "in"/"out" and its index), as they run.
+#: Stage -> (modules in SGLang's draft, of Llama or MLA, which of their tensors: "in"/"out" and its index), as they run.
 STAGES: Mapping[str, tuple[tuple[str, ...], str, int]] = {
     AUX: (("model.input_norm", "model.fc_norm.*", "model.fc"), "in", 0),  # [T, K * H]
     "fc": (("model.fc",), "out", 0),  # [T, H]
-    "qkv_input": (("model.layers.0.self_attn.qkv_proj",), "in", 0),  # [T, 2 * H]
-    "attention_output": (("model.layers.0.self_attn.o_proj",), "out", 0),  # [T, H]
+    "qkv_input": (
+        ("model.layers.0.self_attn.qkv_proj", "model.midlayer.self_attn.fused_qkv_a_proj_with_mqa"),
+        "in",
+        0,
+    ),  # [T, 2 * H]
+    "attention_output": (("model.layers.0.self_attn.o_proj", "model.midlayer.self_attn.o_proj"), "out", 0),  # [T, H]
     "norm": (("model.norm",), "out", 0),  # [T, H]
     "residual": (("model.norm",), "out", 1),  # [T, H], the state before the final norm
 }
@@ -77,7 +81,7 @@ class Recorder:
         if stage == AUX:
             if self.stages is None:
                 self.stages = {}
-            elif isinstance(module, nn.Linear):
+            elif "Linear" in type(module).__name__:  # torch's or, in MLA drafts, SGLang's own
                 return  # fc, after norms whose inputs are already written down
         if self.stages is None:
             return

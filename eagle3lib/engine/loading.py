@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
+from eagle3lib.reading.latent import LatentShape
 
 Shape = tuple[int, ...]
 #: The places of each norm's switch that SGLang 0.5.23 reads; 0.5.9 reads none.
@@ -113,21 +114,21 @@ def _attention(draft: DraftConfig, attn: str, width: int) -> dict[str, Shape]:
 
 
 def _mla(draft: DraftConfig, attn: str) -> dict[str, Shape]:
-    def number(key: str) -> int:
-        value = draft.get(key)
-        return value if isinstance(value, int) else 0
-
-    h, heads = draft.hidden_size or 0, draft.heads or 0
-    low, kv, rope = number("q_lora_rank"), number("kv_lora_rank"), number("qk_rope_head_dim")
-    nope, value = number("qk_nope_head_dim"), number("v_head_dim")
-    return {
-        f"{attn}.q_a_proj.weight": (low, 2 * h),
-        f"{attn}.q_a_layernorm.weight": (low,),
-        f"{attn}.q_b_proj.weight": (heads * (nope + rope), low),
-        f"{attn}.kv_a_proj_with_mqa.weight": (kv + rope, 2 * h),
-        f"{attn}.kv_a_layernorm.weight": (kv,),
-        f"{attn}.kv_b_proj.weight": (heads * (nope + value), kv),
-        f"{attn}.o_proj.weight": (h, heads * value),
+    h, heads, g = draft.hidden_size or 0, draft.heads or 0, draft.latent or LatentShape(0, 0, 0, 0, 0, True)
+    q_out = heads * (g.nope + g.rope)
+    if g.q_rank is None:  # SGLang refuses to start; the weights are not at fault
+        found = {f"{attn}.q_proj.weight": (q_out, 2 * h)}
+    else:
+        found = {
+            f"{attn}.q_a_proj.weight": (g.q_rank, 2 * h),
+            f"{attn}.q_a_layernorm.weight": (g.q_rank,),
+            f"{attn}.q_b_proj.weight": (q_out, g.q_rank),
+        }
+    return found | {
+        f"{attn}.kv_a_proj_with_mqa.weight": (g.kv_rank + g.rope, 2 * h),
+        f"{attn}.kv_a_layernorm.weight": (g.kv_rank,),
+        f"{attn}.kv_b_proj.weight": (heads * (g.nope + g.value), g.kv_rank),
+        f"{attn}.o_proj.weight": (h, heads * g.value),
     }
 
 
@@ -137,6 +138,8 @@ def engine_name(name: str, known: Mapping[str, Shape], draft: DraftConfig, versi
         last = name.rsplit(".", 1)[-1]
         if last in ("d2t", "t2d"):
             return last
+        if "fused_qkv_a_proj_with_mqa" in name:
+            return None  # taken for one of the pair that it is fused from, and dropped as the other never comes
         name = re.sub(r"^layers\.0\.", "midlayer.", name)
         tries = [name if name.startswith("lm_head.") else f"model.{name}"]
     else:

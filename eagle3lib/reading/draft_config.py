@@ -79,8 +79,9 @@ class DraftConfig:
 
     @property
     def mla(self) -> bool:
-        """True when SGLang serves this architecture with multi-head latent attention."""
-        return self.architecture == "Eagle3DeepseekV2ForCausalLM"
+        """True for multi-head latent attention by name: SGLang's ``Eagle3DeepseekV2ForCausalLM``, and what other
+        programs call the same draft, such as SpecForge's ``DeepseekV3ForCausalLMEagle3``."""
+        return "Deepseek" in self.architecture
 
     @property
     def draft_vocab(self) -> int | None:
