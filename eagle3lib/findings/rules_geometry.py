@@ -14,7 +14,7 @@ def _geometry(i: Inspection) -> Iterator[Facts]:
     if d.draft_vocab_size and d.vocab_size and d.draft_vocab_size > d.vocab_size:
         text = f"draft_vocab_size {d.draft_vocab_size:,} exceeds vocab_size {d.vocab_size:,}"
         yield {"subject": "draft_vocab_size", "severity": "error", "text": text}
-    if d.heads and d.kv_heads and d.heads % d.kv_heads:
+    if d.heads and d.kv_heads and d.heads % d.kv_heads and not d.mla:
         text = f"{d.heads} attention heads do not divide among {d.kv_heads} key heads"
         yield {"subject": "num_key_value_heads", "severity": "error", "text": text}
     if d.heads and d.hidden_size and d.hidden_size % d.heads and d.get("head_dim") is None and not d.mla:
@@ -56,7 +56,7 @@ def _config_cure(i: Inspection, key: str) -> Facts:
         if width and width != d.hidden_size:
             return set_config(key, width)
         return {**set_config(key, None), "remedy": "Remove target_hidden_size."}
-    return {"remedy": "Give it the value of the trained draft."}
+    return {"remedy": "Give it the value of the trained draft; SGLang serves no MLA draft trained without one."}
 
 
 def _target(i: Inspection) -> Iterator[Facts]:
