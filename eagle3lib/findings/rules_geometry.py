@@ -83,25 +83,15 @@ def _target(i: Inspection) -> Iterator[Facts]:
 
 
 RULES = (
-    Rule(
-        kind="config.out_of_range",
-        severity="warning",
-        subject="config",
-        when=_geometry,
-        evidence="{text}.",
-        consequence="A config that contradicts itself is read differently by different programs, or stops the server.",
-        remedy="Correct the value.",
-        source="sgl-project/sglang srt/models/llama_eagle3.py; transformers LlamaConfig",
-    ),
-    Rule(
-        kind="target.mismatch",
-        severity="warning",
-        subject="target",
-        when=_target,
-        evidence="{text}.",
-        consequence="The draft was trained on another model's states: expect a loss at every position, or a crash by "
-        "width.",
-        remedy="Serve it beside the target it was trained for.",
-        source="sgl-project/sglang srt/speculative/eagle_utils.py get_draft_input_from_target_hidden_dim",
-    ),
-)
+    Rule("config.out_of_range", "warning", "config", _geometry,
+         evidence="{text}.",
+         consequence="A config that contradicts itself is read differently by different programs, or stops the server.",
+         remedy="Correct the value.",
+         source="sgl-project/sglang srt/models/llama_eagle3.py; transformers LlamaConfig"),
+    Rule("target.mismatch", "warning", "target", _target,
+         evidence="{text}.",
+         consequence="The draft was trained on another model's states: expect a loss at every position, or a crash by "
+         "width.",
+         remedy="Serve it beside the target it was trained for.",
+         source="sgl-project/sglang srt/speculative/eagle_utils.py get_draft_input_from_target_hidden_dim"),
+)  # fmt: skip

@@ -66,13 +66,8 @@ def _difference(i: Inspection) -> str | None:
     return layer_difference([b for _, b in sorted(found.pairs)], wanted, i.layers) or "aux.layers"
 
 
-def _convention(i: Inspection) -> Iterator[Facts]:
-    if _difference(i) == "aux.ids_convention":
-        yield _cured(i, i.trained.boundaries)
-
-
-def _layers(i: Inspection) -> Iterator[Facts]:
-    if _difference(i) == "aux.layers":
+def _differing(i: Inspection, kind: str) -> Iterator[Facts]:
+    if _difference(i) == kind:
         yield _cured(i, i.trained.boundaries)
 
 
@@ -126,88 +121,48 @@ def _range(i: Inspection) -> Iterator[Facts]:
 
 
 RULES = (
-    Rule(
-        kind="aux.ids_unread",
-        severity="error",
-        subject="{place}",
-        when=_unread,
-        evidence="{place} holds {ids}, meaning boundaries {trained} ({why}). SGLang {version} reads "
-        f"{ENGINE_PLACE} alone and captures its default boundaries "
-        "{captured}.",
-        consequence="The draft is fed other layers than it was trained on: expect an accept length near 1.",
-        remedy=f"Write the ids where SGLang reads them: {ENGINE_PLACE}.",
-        source=_RESOLVE,
-    ),
-    Rule(
-        kind="aux.ids_convention",
-        severity="error",
-        subject=ENGINE_PLACE,
-        when=_convention,
-        evidence="Ids {ids} are captured on {family} as boundaries {captured} (id -> boundary: {pairs}); trained on "
-        "{trained} ({why}).",
-        consequence="Neighbouring layers look alike, so the loss is from 0.1 accepted token to a collapse (first "
-        "position 10 % for 45 %).",
-        source=_CAPTURE,
-    ),
-    Rule(
-        kind="aux.ids_convention",
-        severity="note",
-        subject=ENGINE_PLACE,
-        when=_two_readings,
-        evidence="Ids {ids} fit two conventions: SGLang {version} captures {captured} on {family} (id -> boundary: "
-        "{pairs}); in another numbering they mean {others}: {why}.",
-        consequence="One of the two is what the weights were trained on, and files do not say which.",
-        source=_CAPTURE,
-    ),
-    Rule(
-        kind="aux.layers",
-        severity="error",
-        subject=ENGINE_PLACE,
-        when=_layers,
-        evidence="Captured are boundaries {captured} (id -> boundary: {pairs}); trained on {trained} ({why}).",
-        consequence="The draft is fed other layers than it was trained on: expect a loss at every position, down to "
-        "1.00.",
-        source=_CAPTURE,
-    ),
-    Rule(
-        kind="aux.order",
-        severity="warning",
-        subject="{place}",
-        when=_order,
-        evidence="{place} is {ids}, not ascending. SGLang gathers states in layer order ({captured}), whatever the "
-        "list's order; fc's slots were trained as {slots} if in the list's order.",
-        consequence="Every column block of fc would get another layer's state: a loss at every position.",
-        remedy="Permute fc.weight's column blocks to ascending layers and sort the ids, or train in ascending order.",
-        source="Tencent/AngelSlim target_model_wrapper.py _extract_auxiliary_hidden_states; " + _CAPTURE,
-    ),
-    Rule(
-        kind="aux.final_boundary",
-        severity="error",
-        subject=ENGINE_PLACE,
-        when=_final,
-        evidence="Ids {ids} at {place}: {what}.",
-        consequence="The state that the draft was trained on does not reach it.",
-        remedy="Use a draft trained without the last block's output on this target.",
-        source=_CAPTURE,
-    ),
-    Rule(
-        kind="arch.unsupported",
-        severity="error",
-        subject=ENGINE_PLACE,
-        when=_embedding,
-        evidence="The draft takes the target's embedding output (boundary 0) as a state; ids {ids} on {family}, "
-        "SGLang {version}.",
-        consequence="The server stops at the first forward, or feeds another state.",
-        source=_CAPTURE,
-    ),
-    Rule(
-        kind="config.out_of_range",
-        severity="error",
-        subject="{place}",
-        when=_range,
-        evidence="{place} is {ids}: {what}.",
-        consequence="States are missing from fc's input: the server stops.",
-        remedy="List layers that the target has.",
-        source=_CAPTURE,
-    ),
-)
+    Rule("aux.ids_unread", "error", "{place}", _unread,
+         evidence="{place} holds {ids}, meaning boundaries {trained} ({why}). SGLang {version} reads "
+         f"{ENGINE_PLACE} alone and captures its default boundaries "
+         "{captured}.",
+         consequence="The draft is fed other layers than it was trained on: expect an accept length near 1.",
+         remedy=f"Write the ids where SGLang reads them: {ENGINE_PLACE}.",
+         source=_RESOLVE),
+    Rule("aux.ids_convention", "error", ENGINE_PLACE, lambda i: _differing(i, "aux.ids_convention"),
+         evidence="Ids {ids} are captured on {family} as boundaries {captured} (id -> boundary: {pairs}); trained on "
+         "{trained} ({why}).",
+         consequence="Neighbouring layers look alike, so the loss is from 0.1 accepted token to a collapse (first "
+         "position 10 % for 45 %).",
+         source=_CAPTURE),
+    Rule("aux.ids_convention", "note", ENGINE_PLACE, _two_readings,
+         evidence="Ids {ids} fit two conventions: SGLang {version} captures {captured} on {family} (id -> boundary: "
+         "{pairs}); in another numbering they mean {others}: {why}.",
+         consequence="One of the two is what the weights were trained on, and files do not say which.",
+         source=_CAPTURE),
+    Rule("aux.layers", "error", ENGINE_PLACE, lambda i: _differing(i, "aux.layers"),
+         evidence="Captured are boundaries {captured} (id -> boundary: {pairs}); trained on {trained} ({why}).",
+         consequence="The draft is fed other layers than it was trained on: expect a loss at every position, down to "
+         "1.00.",
+         source=_CAPTURE),
+    Rule("aux.order", "warning", "{place}", _order,
+         evidence="{place} is {ids}, not ascending. SGLang gathers states in layer order ({captured}), whatever the "
+         "list's order; fc's slots were trained as {slots} if in the list's order.",
+         consequence="Every column block of fc would get another layer's state: a loss at every position.",
+         remedy="Permute fc.weight's column blocks to ascending layers and sort the ids, or train in ascending order.",
+         source="Tencent/AngelSlim target_model_wrapper.py _extract_auxiliary_hidden_states; " + _CAPTURE),
+    Rule("aux.final_boundary", "error", ENGINE_PLACE, _final,
+         evidence="Ids {ids} at {place}: {what}.",
+         consequence="The state that the draft was trained on does not reach it.",
+         remedy="Use a draft trained without the last block's output on this target.",
+         source=_CAPTURE),
+    Rule("arch.unsupported", "error", ENGINE_PLACE, _embedding,
+         evidence="The draft takes the target's embedding output (boundary 0) as a state; ids {ids} on {family}, "
+         "SGLang {version}.",
+         consequence="The server stops at the first forward, or feeds another state.",
+         source=_CAPTURE),
+    Rule("config.out_of_range", "error", "{place}", _range,
+         evidence="{place} is {ids}: {what}.",
+         consequence="States are missing from fc's input: the server stops.",
+         remedy="List layers that the target has.",
+         source=_CAPTURE),
+)  # fmt: skip

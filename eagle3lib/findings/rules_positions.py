@@ -128,44 +128,24 @@ def _context(i: Inspection) -> Iterator[Facts]:
 
 
 RULES = (
-    Rule(
-        kind="rope.theta",
-        severity="warning",
-        subject="rope_theta",
-        when=_theta,
-        evidence="Trained with base {trained}, served with {served}: {why}.",
-        consequence=_SMALL,
-        source="sgl-project/sglang srt/models/llama.py LlamaDecoderLayer.__init__; Tencent/AngelSlim llama_eagle3.py "
-        "_init_rope; SafeAILab/EAGLE traineagle3/cnets.py _init_rope",
-    ),
-    Rule(
-        kind="rope.scaling",
-        severity="warning",
-        subject="rope_scaling",
-        when=_scaling,
-        evidence="Position scaling: {what}.",
-        consequence=_SMALL,
-        source="NVIDIA/Model-Optimizer modelopt/torch/export/plugins/hf_spec_export.py; "
-        "vllm-project/speculators PR 574",
-    ),
-    Rule(
-        kind="attention.window",
-        severity="warning",
-        subject="sliding_window",
-        when=_window,
-        evidence="Trained to see {trained}, served with {served}: SGLang ignores sliding_window and layer_types.",
-        consequence="The same up to {limit} tokens, a step down beyond.",
-        source=_DRAFT + " LlamaForCausalLMEagle3.__init__",
-    ),
-    Rule(
-        kind="context.length",
-        severity="warning",
-        subject="max_position_embeddings",
-        when=_context,
-        evidence="The draft's config allows {limit} tokens; the served context is {context}, the longest prompt "
-        "{prompt} (0: unknown).",
-        consequence="{effect}",
-        remedy="Keep requests short, or train a draft on longer ones.",
-        source="sgl-project/sglang srt/configs/model_config.py _derive_context_length",
-    ),
-)
+    Rule("rope.theta", "warning", "rope_theta", _theta,
+         evidence="Trained with base {trained}, served with {served}: {why}.",
+         consequence=_SMALL,
+         source="sgl-project/sglang srt/models/llama.py LlamaDecoderLayer.__init__; Tencent/AngelSlim llama_eagle3.py "
+         "_init_rope; SafeAILab/EAGLE traineagle3/cnets.py _init_rope"),
+    Rule("rope.scaling", "warning", "rope_scaling", _scaling,
+         evidence="Position scaling: {what}.",
+         consequence=_SMALL,
+         source="NVIDIA/Model-Optimizer modelopt/torch/export/plugins/hf_spec_export.py; "
+         "vllm-project/speculators PR 574"),
+    Rule("attention.window", "warning", "sliding_window", _window,
+         evidence="Trained to see {trained}, served with {served}: SGLang ignores sliding_window and layer_types.",
+         consequence="The same up to {limit} tokens, a step down beyond.",
+         source=_DRAFT + " LlamaForCausalLMEagle3.__init__"),
+    Rule("context.length", "warning", "max_position_embeddings", _context,
+         evidence="The draft's config allows {limit} tokens; the served context is {context}, the longest prompt "
+         "{prompt} (0: unknown).",
+         consequence="{effect}",
+         remedy="Keep requests short, or train a draft on longer ones.",
+         source="sgl-project/sglang srt/configs/model_config.py _derive_context_length"),
+)  # fmt: skip

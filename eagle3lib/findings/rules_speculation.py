@@ -117,31 +117,16 @@ def _refused(i: Inspection) -> Iterator[Facts]:
 
 
 RULES = (
-    Rule(
-        kind="flags.algorithm",
-        severity="error",
-        subject="--speculative-algorithm",
-        when=_algorithm,
-        evidence="{text}.",
-        consequence="{effect}",
-        source=_HOOK,
-    ),
-    Rule(
-        kind="flags.steps_tokens",
-        severity="error",
-        subject="--speculative-num-draft-tokens",
-        when=_steps,
-        evidence="Asked: {shown}. {text}. Effective: {effective}.",
-        consequence="{effect}",
-        source=_HOOK,
-    ),
-    Rule(
-        kind="flags.backend",
-        severity="error",
-        subject="launch",
-        when=_refused,
-        evidence="{text}.",
-        consequence="The server stops at start.",
-        source=_HOOK,
-    ),
-)
+    Rule("flags.algorithm", "error", "--speculative-algorithm", _algorithm,
+         evidence="{text}.",
+         consequence="{effect}",
+         source=_HOOK),
+    Rule("flags.steps_tokens", "error", "--speculative-num-draft-tokens", _steps,
+         evidence="Asked: {shown}. {text}. Effective: {effective}.",
+         consequence="{effect}",
+         source=_HOOK),
+    Rule("flags.backend", "error", "launch", _refused,
+         evidence="{text}.",
+         consequence="The server stops at start.",
+         source=_HOOK),
+)  # fmt: skip

@@ -81,44 +81,24 @@ def _embed(i: Inspection) -> Iterator[Facts]:
 
 
 RULES = (
-    Rule(
-        kind="vocab.map",
-        severity="error",
-        subject="d2t",
-        when=_map,
-        evidence="{text}.",
-        consequence="Draft tokens are decoded to wrong target tokens, or out of range: expect accept length 1.00 or a "
-        "crash.",
-        source=_LOAD + " (hot_token_id = d2t + arange)",
-    ),
-    Rule(
-        kind="vocab.head_mismatch",
-        severity="error",
-        subject="lm_head.weight",
-        when=_head,
-        evidence="{text}.",
-        consequence="{effect}",
-        source=_LOAD,
-    ),
-    Rule(
-        kind="vocab.tied_head",
-        severity="error",
-        subject="tie_word_embeddings",
-        when=_tied,
-        evidence="tie_word_embeddings is true with a draft vocabulary of {size} out of {vocab}; {own}.",
-        consequence="SGLang {version} takes the first {size} rows of the embedding for the head: expect accept length "
-        "about 1.00.",
-        source="sgl-project/sglang srt/models/llama_eagle3.py LlamaForCausalLMEagle3.__init__",
-    ),
-    Rule(
-        kind="embed.replaced",
-        severity="error",
-        subject="embed_tokens.weight",
-        when=_embed,
-        evidence="The draft's own embedding {text}.",
-        consequence="SGLang {version} puts the target's embedding in its place, so what it learned is lost at every "
-        "position.",
-        remedy="No flag keeps it: serve with vLLM, or train with a frozen embedding.",
-        source="sgl-project/sglang srt/speculative/eagle_worker_v2.py init_lm_head",
-    ),
-)
+    Rule("vocab.map", "error", "d2t", _map,
+         evidence="{text}.",
+         consequence="Draft tokens are decoded to wrong target tokens, or out of range: expect accept length 1.00 or a "
+         "crash.",
+         source=_LOAD + " (hot_token_id = d2t + arange)"),
+    Rule("vocab.head_mismatch", "error", "lm_head.weight", _head,
+         evidence="{text}.",
+         consequence="{effect}",
+         source=_LOAD),
+    Rule("vocab.tied_head", "error", "tie_word_embeddings", _tied,
+         evidence="tie_word_embeddings is true with a draft vocabulary of {size} out of {vocab}; {own}.",
+         consequence="SGLang {version} takes the first {size} rows of the embedding for the head: expect accept length "
+         "about 1.00.",
+         source="sgl-project/sglang srt/models/llama_eagle3.py LlamaForCausalLMEagle3.__init__"),
+    Rule("embed.replaced", "error", "embed_tokens.weight", _embed,
+         evidence="The draft's own embedding {text}.",
+         consequence="SGLang {version} puts the target's embedding in its place, so what it learned is lost at every "
+         "position.",
+         remedy="No flag keeps it: serve with vLLM, or train with a frozen embedding.",
+         source="sgl-project/sglang srt/speculative/eagle_worker_v2.py init_lm_head"),
+)  # fmt: skip
