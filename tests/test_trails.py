@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3lib.findings.breakdown import Breakdown, break_down
-from eagle3lib.findings.breakdown_rules import Limit
+from eagle3lib.findings.breakdown_rules import Limit, limits
+from eagle3lib.findings.offline import open_pair
 from eagle3lib.measuring.acceptance import from_histograms
 from eagle3lib.measuring.prediction import Walk
 from eagle3lib.measuring.rates import Rate
@@ -166,6 +167,6 @@ def test_categories_stand_from_worst_to_best() -> None:
 def test_limits_are_known_from_the_drafts_config_alone(tmp_path: Path) -> None:
     pair = Pair()
     draft, _ = pair.write(tmp_path)
-    found = break_down(str(draft), "", "", pair.engine, "", (3, 1, 4), tmp_path)
-    assert [(limit.kind, limit.tokens) for limit in found.limits] == [("context.length", 2048)]
-    assert break_down("", "", "", pair.engine, "", (3, 1, 4), tmp_path) == Breakdown()
+    inspection, why = open_pair(str(draft), "", "", pair.engine, tmp_path)
+    assert [(limit.kind, limit.tokens) for limit in limits(inspection)] == [("context.length", 2048)]
+    assert break_down(why, "", (3, 1, 4)) == Breakdown(left_out="Not predicted: that needs draft and target.")

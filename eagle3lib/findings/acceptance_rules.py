@@ -179,8 +179,7 @@ def prediction_findings(
     """Served against predicted accept length on the same requests, in the same order.
 
     Below: ``acceptance.below_prediction``. Above: ``flags.lossy``, for greedy serving accepts no more than
-        the weights propose right. Silent where the interval of the difference holds 0; a note where the
-        interval at 99.9 % does.
+        the weights propose right. Silent where the interval of the difference holds 0.
     """
     found = gap(source, predicted, served)
     if found is None or not found.seen:
@@ -192,8 +191,7 @@ def prediction_findings(
     )
     if found.share < 0:
         evidence += f". {SHAPES[found.shape][0].upper()}{SHAPES[found.shape][1:]}"
-    severity: Severity | None = None if found.sure else "note"
-    return [_finding("below" if found.share < 0 else "above", source, evidence, severity)]
+    return [_finding("below" if found.share < 0 else "above", source, evidence)]
 
 
 def stated_findings(served: Sequence[Acceptance]) -> list[Finding]:

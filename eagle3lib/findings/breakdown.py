@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from eagle3lib.errors import InputError
-from eagle3lib.findings.breakdown_rules import Limit, limits
-from eagle3lib.findings.config_rules import inspect
 from eagle3lib.findings.finding import Finding
-from eagle3lib.findings.offline import Watch
+from eagle3lib.findings.offline import Pair, Watch
 from eagle3lib.findings.rule import Inspection
 from eagle3lib.findings.wiring_rules import accuracy_findings, coverage_findings
-from eagle3lib.maths.draft import Chains, Draft, target_ids
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.draft import Chains, target_ids
 from eagle3lib.measuring.acceptance import Acceptance, from_histograms
 from eagle3lib.measuring.accuracy import coverage
 from eagle3lib.measuring.evaluation import sample_walk
-from eagle3lib.measuring.forecast import Setting, forecast, setting_forecast
-from eagle3lib.measuring.materials import material
+from eagle3lib.measuring.expected import Rule, expected
+from eagle3lib.measuring.forecast import Forecast, forecast, predicted, setting_forecast
+from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.prediction import Walk, accept_counts
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.trails import Trail, from_walk
-from eagle3lib.reading.samples import Sample, read_samples
+from eagle3lib.reading.points import Setting
+from eagle3lib.reading.samples import Sample
 from eagle3lib.reading.token_kinds import INSIDE, OUTSIDE, decoder, kind_of
 
 #: Chains of 1 to so many steps come out of one forward pass.
@@ -37,72 +35,95 @@ MOST_STEPS = 8
 class Breakdown:
     """Of the samples, predicted; empty where that needs something that was not given.
 
-    ``settings``: accept length by ``(num_steps, topk, num_draft_tokens)``, all that was computed. ``ceiling``: what
-    a draft would reach that is right whenever its vocabulary has the token. ``kind``: of a token id.
+    ``sources``: the setting in force, and what is to be set beside it. ``settings``: accept length by
+    ``(num_steps, topk, num_draft_tokens)``, all that was computed. ``ceiling``: what a draft would reach that is right
+    whenever its vocabulary has the token. ``kind``: of a token id. ``left_out``: why there is nothing.
     """
 
+    sources: tuple[Acceptance, ...] = ()
     trails: tuple[Trail, ...] = ()
     settings: Mapping[Setting, Rate] = field(default_factory=dict)
     ceiling: Acceptance | None = None
     coverage: Rate | None = None
-    limits: tuple[Limit, ...] = ()
     kind: Callable[[int], str] | None = None
     #: ``quality.undertrained`` and ``vocab.coverage``, as far as these samples settle them.
     findings: tuple[Finding, ...] = ()
+    left_out: str = ""
 
 
 def break_down(
-    draft: str, target: str, launch: str, engine: str, samples: str, setting: Setting, cache: Path,
-    watch: Watch = lambda items, words: items,
+    pair: Pair | str, samples: str, setting: Setting, watch: Watch = lambda items, words: items,
+    temperature: float = 0.0,
 ) -> Breakdown:  # fmt: skip
-    """Chains of 1 to 8 steps and ``setting`` itself, over ``samples``, under the wiring that the engine's rules give.
+    """Chains of 1 to 8 steps and ``setting`` itself, over ``samples``, under the pair's wiring.
 
-    Whatever stands in the way has been said by :func:`offline.offline`, which asks for the same.
+    Of a tree also what it would be if each node attended to its own chain; above temperature 0 the expectation.
     """
-    if not draft:
-        return Breakdown()
+    if isinstance(pair, str):
+        return Breakdown(left_out=pair)
     try:
-        inspection = inspect(draft, target, launch, engine)
-    except InputError:
-        return Breakdown()
-    known = tuple(limits(inspection))
-    try:
-        wiring = inspection.runnable_wiring
-        tensors = TargetTensors.load(target)
-        loaded = Draft.load(draft, tensors.embedding)
-        ids = target_ids(loaded, wiring)
-    except InputError:
-        return Breakdown(limits=known)
-    kind = _kinds(target, ids)
-    if not samples:
-        return Breakdown(limits=known, kind=kind)
-    num_steps, topk, _ = setting
-    walked: list[tuple[Sample, tuple[Walk, ...], Walk]] = []
-    vocab, width = tensors.embedding.shape
-    try:
-        for sample in watch(read_samples(samples, width, vocab=vocab), "every number of steps"):
-            made = material(sample, target, tensors, cache, wiring.boundaries)
-            [request] = forecast(loaded, wiring, [made], max(MOST_STEPS, num_steps))
-            own = request.walks[num_steps - 1] if topk == 1 else setting_forecast(loaded, wiring, made, setting).walk
-            walked.append((_bare(sample), request.walks, own))
-    except InputError:
-        return Breakdown(limits=known, kind=kind)
-    told = [sample for sample, _, _ in walked]
-    missing = coverage([s.input_ids for s in told], [s.loss_mask for s in told], ids)
-    trails = tuple(from_walk(own, sample, num_steps) for sample, _, own in walked)
+        ids = target_ids(pair.draft, pair.wiring)
+        kind = _kinds(pair.target, ids)
+        told = [] if not samples else [
+            _predict(pair, each, setting, temperature)
+            for each in watch(pair.materials(samples), "samples, every number of steps")
+        ]  # fmt: skip
+    except InputError as error:
+        return Breakdown(left_out=f"The samples are not predicted. {error}")
+    if not told:
+        return Breakdown(kind=kind)
+    num_steps, spoken = setting[0], [each.sample for each in told]
+    missing = coverage([s.input_ids for s in spoken], [s.loss_mask for s in spoken], ids)
+    trails = tuple(from_walk(each.own.walk, each.sample, num_steps) for each in told)
     settings = {
-        (steps, 1, steps + 1): rate(*accept_counts([walks[steps - 1] for _, walks, _ in walked]))
+        (steps, 1, steps + 1): rate(*accept_counts([each.chains[steps - 1] for each in told]))
         for steps in range(1, max(MOST_STEPS, num_steps) + 1)
     }
-    settings[setting] = rate(*accept_counts([own for _, _, own in walked]))
-    ceiling = None if ids is None else _ceiling(told, ids, num_steps)
-    found = (*coverage_findings(missing), *_undertrained(inspection, trails))
-    return Breakdown(trails, settings, ceiling, missing, known, kind, found)
+    settings[setting] = rate(*accept_counts([each.own.walk for each in told]))
+    ceiling = None if ids is None else _ceiling(spoken, ids, num_steps)
+    found = (*coverage_findings(missing), *_undertrained(pair.inspection, trails))
+    return Breakdown(_sources(told, setting, temperature, pair.rule), trails, settings, ceiling, missing, kind, found)
 
 
-def _bare(sample: Sample) -> Sample:
-    """Without its states: a hundred conversations' are too many to hold."""
-    return replace(sample, states=None, last_hidden_state=None)
+@dataclass(frozen=True)
+class _Told:
+    """One sample: its chains' walks by steps, the setting's own forecast, and what stands beside it."""
+
+    sample: Sample
+    chains: tuple[Walk, ...]
+    own: Forecast
+    textbook: Forecast | None
+    expected: tuple[float, ...]
+
+
+def _predict(pair: Pair, made: Material, setting: Setting, temperature: float) -> _Told:
+    draft, wiring = pair.draft, pair.wiring
+    [request] = forecast(draft, wiring, [made], max(MOST_STEPS, setting[0]))
+    own = setting_forecast(draft, wiring, made, setting)
+    textbook = setting_forecast(draft, wiring, made, setting, ancestors=True) if setting[1] > 1 else None
+    counts = ()
+    if temperature:
+        counts = expected(draft, wiring, made, pair.target, pair.tensors, setting, temperature, pair.rule)
+    bare = replace(made.sample, states=None, last_hidden_state=None)  # a hundred conversations' are too many to hold
+    return _Told(bare, request.walks, own, textbook, counts)
+
+
+def _sources(told: Sequence[_Told], setting: Setting, temperature: float, rule: Rule) -> tuple[Acceptance, ...]:
+    made = [predicted([each.own for each in told], setting, "predicted for the samples")]
+    if setting[1] > 1:
+        textbook = [each.textbook for each in told if each.textbook]
+        made.append(predicted(textbook, setting, "what if: keys of true ancestors"))
+    if temperature:
+        num_steps, topk, num_draft_tokens = setting
+        made.append(
+            from_histograms(
+                f"expected at temperature {temperature:g}", "offline",
+                f"{rule} sampling, expectation along the samples' tokens; bonus token included",
+                [each.expected for each in told],
+                num_steps=num_steps, num_draft_tokens=num_steps + 1 if topk == 1 else num_draft_tokens,
+            )
+        )  # fmt: skip
+    return tuple(made)
 
 
 def _kinds(target: str, ids: torch.Tensor | None) -> Callable[[int], str]:
