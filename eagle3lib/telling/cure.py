@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from eagle3lib.errors import InputError
 from eagle3lib.findings.edits import apply_edits
 from eagle3lib.findings.finding import Edit
+from eagle3lib.reading.files import parse_object, read_text
 from eagle3lib.reading.launch import Launch
 from eagle3lib.telling.records import read_record, write_json
 
@@ -59,12 +59,8 @@ def verdict_edits(source: Path) -> list[Edit]:
 
 def write_cured_draft(draft: Path, edits: Sequence[Edit], folder: Path) -> Path:
     """A copy of the ``draft`` folder with config.json edited as 01 does; the other files are hard links if possible."""
-    config_path = draft / "config.json"
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(config_path, error, "the draft's config, to be edited") from None
-    cured = apply_edits(config, edits)
+    path = draft / "config.json"
+    cured = apply_edits(parse_object(read_text(path), path, duplicates=[]), edits)
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(draft, folder, copy_function=_link_or_copy)
     (folder / "config.json").unlink()  # a link: writing through it would change the original

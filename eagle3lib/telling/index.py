@@ -46,7 +46,7 @@ def tell_run(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, 
     # Only what this plan ran and finished: a record of some other day is not this run's result.
     fresh = {outcome.stem for outcome in outcomes if outcome.state in ("finished", "partial")}
     results = {stem: record["results"] for stem, record in records.items() if stem in fresh}
-    verdict = results.get("06_verdict")
+    verdict = results.get("06_verdict", {})
     diagnosis = _entries(verdict, "diagnosis")
     headline, tone = _headline(verdict, diagnosis)
     states = [outcome.state for outcome in outcomes]
@@ -56,26 +56,24 @@ def tell_run(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, 
         "state": worst,
         "headline": headline,
         "tone": tone,
-        "causes": [
-            {"kind": str(entry.get("kind")), "confidence": _percent(entry.get("confidence"))} for entry in diagnosis[:4]
-        ],
-        "served": served(results.get("03_acceptance")),
-        "predicted": predicted(results.get("02_manual_forward"), _steps(results)),
-        "next_step": str((verdict or {}).get("next_step") or ""),
+        "causes": [{"kind": str(cause.get("kind")), "confidence": _percent(cause)} for cause in diagnosis[:4]],
+        "served": served(results.get("03_acceptance", {})),
+        "predicted": predicted(results.get("02_manual_forward", {}), _steps(results)),
+        "next_step": str(verdict.get("next_step") or ""),
         "pages": [_page(folder, name, outcome) for outcome in outcomes],
     }
 
 
-def served(acceptance: Record | None) -> str:
+def served(acceptance: Record) -> str:
     """The engine's own accept length, from 03's sources."""
     engines = [source for source in _entries(acceptance, "sources") if source.get("kind") == "engine"]
     lengths = [value for source in engines if (value := number(source.get("accept_length"))) is not None]
     return " / ".join(f"{length:.2f}" for length in lengths[:2])
 
 
-def predicted(forward: Record | None, steps: int | None) -> list[tuple[str, str]]:
+def predicted(forward: Record, steps: int | None) -> list[tuple[str, str]]:
     """Length and words: the draft offline as configured, and with the wiring that suits it best."""
-    lengths = (forward or {}).get("predicted_accept_length")
+    lengths = forward.get("predicted_accept_length")
     lines = []
     if isinstance(lengths, Mapping) and lengths:
         key = str(steps) if str(steps) in lengths else max(lengths, key=lambda text: (len(text), text))
@@ -94,8 +92,8 @@ def number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _entries(results: Record | None, key: str) -> list[Mapping[str, Any]]:
-    found = (results or {}).get(key)
+def _entries(results: Record, key: str) -> list[Record]:
+    found = results.get(key)
     return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
@@ -104,20 +102,20 @@ def _steps(results: Mapping[str, Record]) -> int | None:
     return engine.get("num_steps") if isinstance(engine, Mapping) else None
 
 
-def _headline(verdict: Record | None, diagnosis: Sequence[Record]) -> tuple[str, str]:
-    if verdict is None:
+def _headline(verdict: Record, diagnosis: Sequence[Record]) -> tuple[str, str]:
+    if not verdict:
         return "no verdict", "unsure"
     if verdict.get("healthy") is True:
         return "healthy", "good"
     if diagnosis:
         return f"{len(diagnosis)} cause{'s' * (len(diagnosis) > 1)} found", "bad"
-    return (
-        ("not healthy, cause unknown", "bad") if verdict.get("healthy") is False else ("not enough evidence", "unsure")
-    )
+    if verdict.get("healthy") is False:
+        return "not healthy, cause unknown", "bad"
+    return "not enough evidence", "unsure"
 
 
-def _percent(confidence: Any) -> str:
-    value = number(confidence)
+def _percent(cause: Record) -> str:
+    value = number(cause.get("confidence"))
     return "" if value is None else f"{100 * value:.0f} %"
 
 

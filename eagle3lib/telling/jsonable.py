@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from datetime import date
-from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
@@ -18,8 +16,6 @@ def jsonable(value: Any) -> Any:
     """
     if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, Enum):
-        return jsonable(value.value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -32,14 +28,10 @@ def jsonable(value: Any) -> Any:
         return sorted(jsonable(item) for item in value)
     if isinstance(value, PurePath):
         return str(value)
-    if isinstance(value, date):  # datetime too
-        return value.isoformat()
     if hasattr(value, "to_json"):
         return jsonable(value.to_json())
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: jsonable(getattr(value, field.name)) for field in fields(value)}
-    if hasattr(value, "model_dump"):  # pydantic
-        return jsonable(value.model_dump())
     if hasattr(value, "tolist"):  # numpy scalars and arrays, torch tensors
         return jsonable(value.tolist())
     raise TypeError(f"{type(value).__name__} has no JSON form: {value!r:.200}")

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -46,28 +46,24 @@ _FORBIDDEN = [
 _SOURCES = ("src", "srcset", "poster", "data", "action", "formaction", "background", "xlink:href", "ping")
 
 
-def write_page(
-    notebook: Path, page: Path, record: Mapping[str, Any] | None, error: str = "", *,
-    index: str = "", code: Literal["folded", "absent"] = "folded",
-) -> None:  # fmt: skip
+def write_page(notebook: Path, page: Path, record: Mapping[str, Any] | None, error: str = "", index: str = "") -> None:
     """Write ``page`` from the executed ``notebook``, which may have failed (``error``) or not exist at all.
 
     ``record``: the notebook's record, or ``None``; ``index``: a relative link back to the batch's index.
     """
     nb = nbformat.read(notebook, as_version=4) if notebook.is_file() else nbformat.v4.new_notebook()
-    write_text(page, page_html(nb, notebook.stem, record, error, run=page.parent.name, index=index, code=code))
+    write_text(page, page_html(nb, notebook.stem, record, error, run=page.parent.name, index=index))
 
 
 def page_html(
-    nb: NotebookNode, stem: str, record: Mapping[str, Any] | None, error: str = "", *,
-    run: str = "", index: str = "", code: Literal["folded", "absent"] = "folded",
-) -> str:  # fmt: skip
+    nb: NotebookNode, stem: str, record: Mapping[str, Any] | None, error: str = "", *, run: str = "", index: str = ""
+) -> str:
     """The page as text; figures are left out, largest first, only where it would pass 2 MB."""
     from nbconvert import HTMLExporter
 
     nb = cleaned(nb)
     exporter = HTMLExporter(template_name="report", extra_template_basedirs=[str(TEMPLATE)], anchor_link_text="")
-    report = _head(nb, stem, record, error) | {"run": run, "index": index, "code": code, "css": css()}
+    report = _head(nb, stem, record, error) | {"run": run, "index": index, "css": css()}
     while True:
         html, _ = exporter.from_notebook_node(nb, resources={"report": report})
         html = confine(html)
@@ -122,9 +118,7 @@ def confine(html: str) -> str:
     from bs4 import BeautifulSoup
 
     soup = BeautifulSoup(html, "html.parser")
-    for element in soup.find_all(_FORBIDDEN):
-        element.decompose()
-    for element in soup.find_all("meta", attrs={"http-equiv": True}):
+    for element in [*soup.find_all(_FORBIDDEN), *soup.find_all("meta", attrs={"http-equiv": True})]:
         element.decompose()
     for style in soup.find_all("style"):
         style.string = re.sub(r"@import[^;]*;?|url\((?!\s*[\"']?data:image/)[^)]*\)", "none", style.get_text())
@@ -222,10 +216,8 @@ def _drop_largest_picture(nb: NotebookNode) -> bool:
     if not sizes:
         return False
     place, mime = max(sizes, key=lambda key: (key[1] in _PICTURES, sizes[key]))
-    size = sizes[place, mime] // 1000
-    outputs[place].data = nbformat.from_dict(
-        {"text/plain": f"left out here, being large ({size} kB): see the notebook"}
-    )
+    said = f"left out here, being large ({sizes[place, mime] // 1000} kB): see the notebook"
+    outputs[place].data = nbformat.from_dict({"text/plain": said})
     return True
 
 

@@ -146,9 +146,8 @@ def _keys(where: object, given: Any, required: tuple[str, ...], optional: tuple[
         raise InputError(where, repr(given)[:80], "a mapping with " + ", ".join(required))
     for key in given:
         if key not in known:
-            raise InputError(
-                f"{where}: {key}", "an unknown key", "one of " + ", ".join(known), nearest(str(key), known)
-            )
+            expected = "one of " + ", ".join(known)
+            raise InputError(f"{where}: {key}", "an unknown key", expected, nearest(str(key), known))
     for key in required:
         if key not in given:
             raise InputError(where, f"no {key}", "the keys " + ", ".join(required))
