@@ -164,7 +164,7 @@ def test_the_index_tells_the_story(tmp_path: Path) -> None:
 
 
 ODD = [
-    None, {}, {"sources": None}, {"sources": [3]}, {"sources": [{"kind": "engine"}]},
+    {}, {"sources": None}, {"sources": [3]}, {"sources": [{"kind": "engine"}]},
     {"predicted_accept_length": [], "wirings": "x"}, {"predicted_accept_length": {"3": None}},
 ]  # fmt: skip
 
