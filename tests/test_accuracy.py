@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
+from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Chains, forward, target_ids
 from eagle3lib.maths.draft_weights import Draft
 from eagle3lib.maths.kernels import rms_norm
-from eagle3lib.measuring.accuracy import coverage, depth_accuracy, depth_counts, teacher, trainer_counts
+from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.accuracy import Teacher, coverage, depth_accuracy, depth_counts, teacher, trainer_counts
 from tests.test_draft_against_trainers import (
     CLASSIC,
     DEPTHS,
@@ -24,6 +32,8 @@ from tests.test_draft_against_trainers import (
     sample,
     speculators_model,
 )  # fmt: skip
+
+DEMO = Path(__file__).resolve().parents[1] / "data" / "demo"
 
 
 def agreeing_teacher(draft: Draft, chains: Chains, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,6 +99,89 @@ def test_accuracies_as_specforge_counts_them() -> None:
         with torch.compiler.set_stance("force_eager"):
             correct, total = _compute_metric_counts(padded, truth[None], counted[None, :, None], draft.d2t)
         assert (top[d], bottom[d]) == (correct, total)
+
+
+def demo(name: str) -> tuple[Any, ...]:
+    """The demo draft in a trainer's own class and in ours, on made-up states, and a target that often agrees."""
+    pytest.importorskip(name)
+    spec = importlib.util.spec_from_file_location("recipe", DEMO / "recipe" / "evaluate.py")
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    draw = torch.Generator().manual_seed(0)
+    weights = load_file(DEMO / "draft" / "model.safetensors")
+    weights = {key: w.float() if w.is_floating_point() else w for key, w in weights.items()}
+    embedding, norm = torch.randn(49152, 576, generator=draw), 1 + 0.3 * torch.randn(576, generator=draw)
+    draft, wiring = Draft.load(DEMO / "draft", embedding), Wiring((0, 3, 16), rope_theta=1e5)
+    ids = target_ids(draft, wiring)
+    tokens = ids[torch.randint(len(ids), (TOKENS,), generator=draw)]
+    states = torch.randn(TOKENS, 3, 576, generator=draw) * torch.tensor([0.1, 3.0, 7.0])[:, None]
+    chains = forward(draft, wiring, states, tokens, DEPTHS)
+    wanted = tokens.roll(-1)
+    for row in range(0, TOKENS - 1 - DEPTHS, DEPTHS):
+        there = slice(row + 1, row + 1 + DEPTHS)
+        wanted[there] = torch.where(torch.rand(DEPTHS, generator=draw) < 0.7, chains.proposed[:, row], wanted[there])
+    last, mask = embedding[wanted] / norm, torch.arange(TOKENS) >= 9
+    if name == "specforge":
+        model = recipe.specforge_class(DEMO / "draft", weights, embedding)
+    else:
+        model = recipe.speculators_class(DEMO / "draft", weights, embedding, norm)
+    said = teacher(rms_norm(last, norm, draft.eps), embedding, ids)
+    return (
+        recipe,
+        model,
+        states,
+        tokens,
+        mask,
+        last,
+        said,
+        lambda first: forward(draft, wiring, states, tokens, DEPTHS, first),
+    )
+
+
+def test_the_demo_draft_as_speculators_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, model, states, tokens, mask, last, said, run = demo("speculators")
+    counts: Counter[tuple[str, int]] = Counter()
+    monkeypatch.setattr(recipe, "DEPTHS", DEPTHS)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        recipe.speculators_counts(model, states.flatten(1), last, tokens, 9, counts)
+    for name in ("speculators full_acc", "speculators cond_acc"):
+        for first in (0, 9 - DEPTHS):  # rows that no mask counts need not be there
+            top, bottom = trainer_counts(name, run(first), said, mask)
+            assert top.sum() > 5
+            for d in range(DEPTHS):
+                assert top[d] / bottom[d] == pytest.approx(counts[name, d + 1] / counts[f"{name} of", d + 1], abs=1e-6)
+
+
+def test_the_demo_draft_as_specforge_counts_it() -> None:
+    _, model, states, tokens, mask, _, said, run = demo("specforge")
+    from specforge.algorithms.eagle3.model import _compute_metric_counts
+    from specforge.modeling.draft.llama3_eagle import prepare_decoder_attention_mask
+
+    top, bottom = trainer_counts("specforge acc", run(9 - DEPTHS), said, mask)
+    rows, cache, fed = len(tokens) - 1, [[], []], tokens[1:]
+    shown = mask.long()
+    shown[-1] = 0  # as its offline reader does
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        hidden = model.project_hidden_states(states.flatten(1)[None, :-1])
+        seen = prepare_decoder_attention_mask(torch.ones(1, rows, dtype=torch.bool), (1, rows), hidden, 0)
+        for d in range(DEPTHS):
+            hidden = model.backbone(
+                input_embeds=model.embed_input_ids(fed[None]), hidden_states=hidden, cache_hidden=cache,
+                attention_mask=seen, position_ids=torch.arange(rows)[None],
+            )  # fmt: skip
+            truth, counted = F.pad(said.full[1 + d :], (0, d), value=-1), F.pad(shown[d:-1], (0, d))
+            logits = model.compute_logits(hidden)
+            correct, total = _compute_metric_counts(logits, truth[None], counted[None, :, None], model.d2t)
+            assert top[d] > 0 and top[d] / bottom[d] == pytest.approx(float(correct / total), abs=1e-6)
+            fed = F.pad(fed[1:], (0, 1))
+
+
+def test_starts_that_the_mask_counts_must_be_there() -> None:
+    draft, (states, tokens) = random_draft(), sample()
+    chains = forward(draft, CLASSIC, states, tokens, DEPTHS, first=8)
+    said = Teacher(tokens, tokens)
+    with pytest.raises(InputError, match="starts from 8"):
+        trainer_counts("specforge acc", chains, said, torch.arange(TOKENS) >= 9)
 
 
 def test_our_definition_by_hand() -> None:

@@ -49,7 +49,7 @@ def test_the_incident_from_three_states_a_token(tmp_path: Path) -> None:
     assert (found.kind, found.severity, found.edits) == (
         "aux.layers", "error", (Edit("draft config", IDS, [0, 3, 31]),),
     )  # fmt: skip
-    assert conclusion(None, [found], wiring, trained) == ("wiring", (0, 3, 31))
+    assert conclusion(None, [found], wiring, named=True) == ("wiring", (0, 3, 31))
     (doubtful,) = sample_findings(inspection, wiring, POOR)
     assert (doubtful.severity, doubtful.edits) == ("warning", ())
 

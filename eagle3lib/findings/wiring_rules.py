@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from eagle3lib.findings.capture_rules import ids_remedy, layer_difference
+from eagle3lib.findings.boundaries import ids_remedy, layer_difference
 from eagle3lib.findings.finding import Edit, Finding
 from eagle3lib.findings.rule import Inspection
+from eagle3lib.findings.sample_rules import worse_on_traffic
 from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.rates import Rate
-from eagle3lib.measuring.wiring_search import GOOD_FIRST, Candidate, Material, Search
+from eagle3lib.measuring.wiring_search import GOOD_FIRST, Candidate, Search
 
 #: The draft vocabulary may miss this share of what the target says before it is worth a warning.
 MAX_MISSED = 0.05
 
 #: switch -> (kind, the config field that sets it in SGLang, or "" where none does)
-_SWITCHES = {
+SWITCHES = {
     "shift": ("align.shift", ""),
     "norm_before_fc": ("norm.before_fc", "norm_before_fc"),
     "fc_norm": ("norm.fc", "fc_norm"),
@@ -62,7 +64,7 @@ def _changes(search: Search, better: Candidate, family: str, layers: int, versio
             remedy = remedy or f"Permute the column blocks of fc.weight to boundaries {sorted(wanted)}."
             subject, lost = "eagle_config.eagle_aux_hidden_state_layer_ids", "fc reads states it was not trained on"
         else:
-            kind, field = _SWITCHES[switch]
+            kind, field = SWITCHES[switch]
             remedy, edits = _switch_remedy(field, switch, wanted)
             subject, lost = field or switch, f"the draft was trained with {switch} = {wanted}, not {was}"
         consequence = f"{lost}: it accepts {better.gain:.2f} tokens a verify step less than it can."
@@ -91,7 +93,7 @@ def _poor(first: Rate, under: str) -> Finding:
     )
 
 
-def measured_wiring(inspection: Inspection, materials: Sequence[Material]) -> tuple[Wiring, str]:
+def measured_wiring(inspection: Inspection, materials: Iterable[Material]) -> tuple[Wiring, str]:
     """The wiring to measure, and in words what it is.
 
     As the engine serves it where its boundaries' states are at hand. Files of a large target often hold the states
@@ -100,7 +102,7 @@ def measured_wiring(inspection: Inspection, materials: Sequence[Material]) -> tu
     Raises:
         InputError: neither is possible.
     """
-    first = materials[0]
+    first = next(iter(materials))
     configured = inspection.served.wiring or inspection.trained.wiring
     if configured is not None and set(configured.boundaries) <= set(first.states):
         known = first.sample.states is None or first.sample.boundaries
@@ -139,21 +141,22 @@ def sample_findings(inspection: Inspection, measured: Wiring, first: Rate) -> li
 
 
 def conclusion(
-    search: Search | None, found: Sequence[Finding], measured: Wiring, materials: Sequence[Material]
+    search: Search | None, found: Sequence[Finding], measured: Wiring, named: bool
 ) -> tuple[str, tuple[int, ...] | None]:
     """Notebook 02's answer, and the boundaries these weights were trained on where that is sure.
 
-    What the samples' own boundaries showed counts beside the search. Files that do not name their boundaries make
-    nothing sure about them.
+    What the samples' own boundaries showed counts beside the search. Files that do not name their boundaries
+    (``named`` is false) make nothing sure about them.
     """
     shown = any(finding.kind.startswith("aux.") and finding.severity == "error" for finding in found)
-    sample = materials[0].sample
     if shown and (search is None or search.answer == "sound"):
         return "wiring", measured.boundaries
     if search is None:
         return "undecided", None
-    named = sample.states is None or sample.boundaries is not None
-    return search.answer, search.trained_boundaries if named else None
+    answer: str = search.answer
+    if worse_on_traffic(found):  # whatever the samples say, what is served is what counts
+        answer = {"sound": "model", "wiring": "both"}.get(answer, answer)
+    return answer, search.trained_boundaries if named else None
 
 
 def accuracy_findings(first: Rate) -> list[Finding]:

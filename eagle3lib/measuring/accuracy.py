@@ -79,20 +79,26 @@ class Teacher:
     in_draft: Tensor
 
 
-def teacher(last: Tensor, head: Tensor, ids: Tensor | None) -> Teacher:
-    """From the last state after the final norm ``[T, H_t]``; ``ids [V_d]`` is the draft vocabulary."""
-    logits = last @ head.T
-    full = logits.argmax(-1)
-    return Teacher(full, full if ids is None else ids[logits[:, ids].argmax(-1)])
+def teacher(last: Tensor, head: Tensor, ids: Tensor | None, rows: int = 256) -> Teacher:
+    """From the last state after the final norm ``[T, H_t]``; ``ids [V_d]`` is the draft vocabulary.
+
+    Logits exist for ``rows`` positions at a time only; what is said is on the CPU, as ``Chains`` are.
+    """
+    full, in_draft = [], []
+    for part in last.split(rows):
+        logits = part @ head.T  # [rows, V_t]
+        full.append(logits.argmax(-1).cpu())
+        in_draft.append(full[-1] if ids is None else ids[logits[:, ids].argmax(-1)].cpu())
+    return Teacher(torch.cat(full), torch.cat(in_draft))
 
 
 #: name -> what it divides, and where the trainer computes it.
 DEFINITIONS = {
-    "specforge acc": "right at d alone / loss mask of token t + d (eagle3/model.py _compute_metric_acc)",
+    "specforge acc": "right at d alone / loss mask of token t + d - 1 (eagle3/model.py _compute_metric_acc)",
     "eagle acc": "as specforge acc (traineagle3/cnets.py)",
-    "speculators full_acc": "right at 1..d, of the draft's words / loss mask of token t + 1 + d (metrics.py)",
+    "speculators full_acc": "right at 1..d, of the draft's words / loss mask of token t + d (metrics.py)",
     "speculators cond_acc": "right at 1..d, of the draft's words / starts still right before (metrics.py)",
-    "modelopt acc": "right at d alone, of the draft's words / loss mask of token t + 1 + d (hf_eagle.py)",
+    "modelopt train_acc": "right at d alone, of the draft's words / loss mask of token t + d (hf_eagle.py)",
 }
 
 
@@ -101,16 +107,17 @@ def trainer_counts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Numerators and denominators ``[depths]`` of one sample under a trainer's definition.
 
-    ``chains`` must hold every start from 0, as trainers compute them. Unlike our own, each depth has its own
-    starts, and what is right is what the target would say there, not what the conversation says.
+    ``chains`` must hold every start whose tokens the mask counts. Unlike our own, each depth has its own starts,
+    and what is right is what the target would say there, not what the conversation says.
     """
     if definition not in DEFINITIONS:
         raise InputError("definition", definition, f"one of {sorted(DEFINITIONS)}")
-    if int(chains.starts[0]):
-        raise InputError("chains", f"starts from {int(chains.starts[0])}", "all starts from 0")
     depths, starts = chains.proposed.shape
-    truth = teacher.full if definition in ("specforge acc", "eagle acc") else teacher.in_draft
-    mask = loss_mask.bool()
+    first = int(chains.starts[0])
+    if first and loss_mask[: first + depths].any():
+        raise InputError("chains", f"starts from {first}", f"starts from {depths} before the first counted token")
+    truth = (teacher.full if definition in ("specforge acc", "eagle acc") else teacher.in_draft)[first:]
+    mask = loss_mask.bool()[first:]
     unbroken = mask[1 : starts + 1].clone()  # speculators begins with the mask of depth 1
     top, bottom = np.zeros(depths), np.zeros(depths)
     for d in range(1, depths + 1):

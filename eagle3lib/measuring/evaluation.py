@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
 from torch import Tensor
 
 from eagle3lib.maths.draft import Draft, forward
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.accuracy import DepthAccuracy, DepthCounts, depth_accuracy, depth_counts
+from eagle3lib.measuring.accuracy import (
+    DEFINITIONS,
+    DepthAccuracy,
+    DepthCounts,
+    Teacher,
+    depth_accuracy,
+    depth_counts,
+    trainer_counts,
+)
+from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.prediction import Walk, accept_counts, follow
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.reading.samples import Sample
@@ -18,12 +28,18 @@ from eagle3lib.reading.samples import Sample
 
 @dataclass(frozen=True)
 class Request:
-    """What one conversation says: counts per depth, and its steps for each ``num_steps`` from 1."""
+    """What one conversation says: counts per depth, and its steps for each ``num_steps`` from 1.
+
+    ``trainers``: numerators and denominators ``[depths]`` under each trainer's definition, where it is known what
+    the target would say.
+    """
 
     name: str
     category: str | None
     counts: DepthCounts
     walks: tuple[Walk, ...]
+    prompt_tokens: int = 1
+    trainers: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,23 +58,55 @@ class Evaluation:
         """Tokens a verify step, the bonus token counted."""
         return rate(*accept_counts(self.walks(num_steps)))
 
+    def trainers(self) -> dict[str, list[Rate]]:
+        """Each trainer's own accuracy at depths 1 and on; empty where no request has it."""
+        counted = [request.trainers for request in self.requests if request.trainers]
+        found = {}
+        for name in DEFINITIONS if counted else ():
+            tops, bottoms = zip(*(each[name] for each in counted), strict=True)
+            found[name] = [
+                rate(top, bottom) for top, bottom in zip(np.transpose(tops), np.transpose(bottoms), strict=True)
+            ]
+        return found
 
-def evaluate(draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depths: int, beyond: int = 0) -> Request:
+
+def evaluate(
+    draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depths: int, beyond: int = 0,
+    said: Teacher | None = None,
+) -> Request:  # fmt: skip
     """Run the draft over one sample.
 
     Args:
         states: ``[T, K, H_t]`` at ``wiring.boundaries``.
         beyond: how many tokens at the end continue past the request's end; with ``depths`` of them the last
             verify step can be predicted too.
+        said: what the target would say after each token, for the trainers' definitions.
     """
-    chains = forward(draft, wiring, states, sample.input_ids, depths, first=sample.prompt_tokens - 1)
-    mask = sample.loss_mask
+    mask, first = sample.loss_mask, sample.prompt_tokens - 1
+    wide = first if said is None else max(0, min(first, int(mask.int().argmax()) - depths))
+    chains = forward(draft, wiring, states, sample.input_ids, depths, wide)
+    trainers = {} if said is None else {name: trainer_counts(name, chains, said, mask) for name in DEFINITIONS}
+    own = chains.starts >= first
+    chains = replace(
+        chains, proposed=chains.proposed[:, own], starts=chains.starts[own], margins=chains.margins[:, own]
+    )
     counts = depth_counts(chains, sample.input_ids, mask)
     walks = [
         sample_walk(sample, chains.starts, partial(chains.runs, num_steps=steps), beyond)
         for steps in range(1, depths + 1)
     ]
-    return Request(sample.name, sample.category, counts, tuple(walks))
+    return Request(sample.name, sample.category, counts, tuple(walks), sample.prompt_tokens, trainers)
+
+
+def evaluate_all(
+    draft: Draft, wiring: Wiring, materials: Iterable[Material], depths: int,
+    teach: Callable[[Material], Teacher | None] = lambda material: None,
+) -> Evaluation:  # fmt: skip
+    """``evaluate`` for one sample after the other; ``teach`` gives what the target would say."""
+    return Evaluation(tuple(
+        evaluate(draft, wiring, material.sample, material.stack(wiring.boundaries), depths, said=teach(material))
+        for material in materials
+    ))  # fmt: skip
 
 
 def sample_walk(

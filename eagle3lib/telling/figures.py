@@ -102,8 +102,12 @@ def depths(rows: Sequence[Any], coverage: float | None = None) -> Figure:
     return figure
 
 
-def wirings(candidates: Sequence[Candidate]) -> Figure:
-    """02: predicted accept length under the wirings that were measured in full, best first."""
+def wirings(candidates: Sequence[Candidate], measured: str = "as configured") -> Figure:
+    """02: predicted accept length under the wirings that were measured in full, best first.
+
+    ``measured``: what the wiring is that the others are held against.
+    """
+    names = [measured if each.change == "as configured" else each.change for each in candidates]
     figure, (axis,) = panels(7.6, 0.9 + 0.34 * len(candidates))
     axis.grid(False)
     for y, candidate in enumerate(candidates):
@@ -113,7 +117,7 @@ def wirings(candidates: Sequence[Candidate]) -> Figure:
         if interval is not None:
             axis.hlines(y, *interval, color="black", alpha=0.5, lw=1.5)
         axis.text(max(value, (interval or (0, 0))[1]), y, f" {value:.2f}", va="center", fontsize=9)
-    axis.set_yticks(range(len(candidates)), [candidate.change for candidate in candidates], fontsize=9)
+    axis.set_yticks(range(len(candidates)), names, fontsize=9)
     axis.invert_yaxis()
     axis.set(xlabel="predicted accept length (bonus token counted)", xlim=(1, None))
     axis.set_title("Which wiring suits these weights?", loc="left", fontsize=11)

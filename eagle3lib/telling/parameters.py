@@ -83,6 +83,7 @@ class ManualForward(Parameters):
     device: Text = Field("cpu", description="torch device, such as cpu or cuda:0")
     dtype: Dtype = Field("float32", description="precision of the draft's forward")
     training_report: PathText = Field("", description="a trainer's numbers: a file, or JSON text")
+    traffic: PathText = Field("", description="samples recorded from serving, to set beside the others")
     search_wiring: bool = Field(True, description="try the other wirings that make sense")
 
 

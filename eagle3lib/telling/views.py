@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from eagle3lib.telling.tables import NOTHING, SIGNS, table, text
+from eagle3lib.findings.sample_rules import overlap
+from eagle3lib.measuring.accuracy import DEFINITIONS
+from eagle3lib.telling.tables import NOTHING, SIGNS, length, rate, table, text
 
 if TYPE_CHECKING:
     from IPython.display import HTML
@@ -14,7 +17,9 @@ if TYPE_CHECKING:
     from eagle3lib.findings.verdict import Verdict
     from eagle3lib.maths.trace import Stage
     from eagle3lib.maths.wiring import Wiring
-    from eagle3lib.measuring.accuracy import DepthAccuracy
+    from eagle3lib.measuring.evaluation import Evaluation
+    from eagle3lib.measuring.rates import Rate
+    from eagle3lib.measuring.survey import Survey
     from eagle3lib.measuring.wiring_search import Search
     from eagle3lib.reading.training_reports import TrainingReport
 
@@ -139,34 +144,76 @@ def trace(stages: Sequence[Stage]) -> HTML:
     )
 
 
-def training(reports: Sequence[TrainingReport], by_depth: Sequence[DepthAccuracy]) -> HTML:
-    """What training reported, under its own definition, above what is measured here."""
-    if not reports:
-        return text("No training report was given.")
-    ours = {name: [getattr(row, name).value for row in by_depth] for name in ("accuracy", "conditional", "cumulative")}
+def training(reports: Sequence[TrainingReport], evaluation: Evaluation) -> HTML:
+    """What is measured here under each trainer's own definition, and what training reported, like beside like."""
+    said = {f"{report.trainer} {report.metric}": report for report in reports}
+    ours = evaluation.trainers()
     rows = [
-        {"who": report.source, "metric": f"{report.trainer} {report.metric}", "what it counts": report.definition,
-         "at depths 1, 2, ...": report.values}
-        for report in reports
+        {"definition": name, "what it counts": DEFINITIONS[name], "measured here": _shares(ours[name]),
+         "training reported": _values(said.pop(name, None))}
+        for name in ours
     ]  # fmt: skip
     rows += [
-        {"who": "measured here", "metric": name, "what it counts": "see above", "at depths 1, 2, ...": values}
-        for name, values in ours.items()
-    ]
+        {"definition": name, "what it counts": report.definition, "measured here": NOTHING,
+         "training reported": _values(report)}
+        for name, report in said.items()
+    ]  # fmt: skip
+    return table(rows, "Nothing says what the target would say: no last state is at hand, and no report was given.")
+
+
+def _shares(rates: Sequence[Rate]) -> str:
+    return ", ".join(NOTHING if each.value is None else f"{each.value:.4f}" for each in rates)
+
+
+def _values(report: TrainingReport | None) -> str:
+    return NOTHING if report is None else ", ".join(f"{value:.4g}" for value in report.values)
+
+
+def traffic(own: Evaluation, samples: Survey, served: Evaluation | None, other: Survey | None) -> HTML:
+    """The samples beside recorded traffic, and whether their intervals overlap."""
+    if served is None or other is None:
+        return text("No traffic was given.")
+    rows: list[dict[str, Any]] = []
+    pairs = [(f"depth {mine.depth}, conditional", mine.conditional, theirs.conditional)
+             for mine, theirs in zip(own.depths(), served.depths(), strict=True)]  # fmt: skip
+    pairs.append(("coverage of the draft vocabulary", samples.coverage, other.coverage))
+    for name, mine, theirs in pairs:
+        rows.append({"": name, "samples": rate(mine), "traffic": rate(theirs), "intervals": overlap(mine, theirs)})
+    steps = len(own.depths())
+    mine, theirs = own.accept_length(steps), served.accept_length(steps)
+    rows.append({"": f"accept length, {steps} steps", "samples": length(mine), "traffic": length(theirs),
+                 "intervals": overlap(mine, theirs)})  # fmt: skip
+    spans = [("prompt, tokens (least / median / most)", samples.prompts, other.prompts),
+             ("in all, tokens", samples.lengths, other.lengths)]  # fmt: skip
+    spans += [(f"boundary {k}, RMS of a typical row", samples.norms[k], other.norms.get(k, ())) for k in samples.norms]
+    rows += [{"": name, "samples": _middle(a), "traffic": _middle(b), "intervals": ""} for name, a, b in spans]
     return table(rows)
 
 
-def answer(search: Search | None) -> HTML:
-    """Notebook 02's answer in one sentence, with the numbers it rests on."""
+def _middle(values: Sequence[float]) -> str:
+    return f"{min(values):.4g} / {median(values):.4g} / {max(values):.4g}" if values else NOTHING
+
+
+def answer(found: str, search: Search | None, measured: str, worse_on_traffic: bool) -> HTML:
+    """Notebook 02's answer in one sentence, with the numbers it rests on; ``measured``: which wiring that was."""
+    words = ANSWERS[found]
+    if worse_on_traffic and search is not None and search.answer in ("sound", "wiring"):
+        words = (
+            f"{ANSWERS[search.answer]} But traffic is predicted worse than the samples: it is other text, or longer."
+        )
     if search is None:
-        return text(ANSWERS["undecided"])
+        return text(words)
     best, here = search.candidates[0], search.as_configured
-    numbers = f" As configured {here.accept_length.value:.2f} tokens a verify step are predicted"
     better = search.better
+    numbers = (
+        f" {measured[0].upper()}{measured[1:]} (boundaries {', '.join(map(str, search.configured.boundaries))}), "
+        f"{here.accept_length.value:.2f} tokens a verify step are predicted"
+    )
     numbers += f"; with {better.change} {better.accept_length.value:.2f}." if better else (
-        f"; the best of {search.passes} passes ({best.change}) gives {best.accept_length.value:.2f}."
+        f"; the best of {search.passes} tried ({best.change}) gives {best.accept_length.value:.2f}."
     )  # fmt: skip
-    return text(ANSWERS[search.answer] + numbers)
+    numbers += f" The search cost as much as {search.cost:.0f} passes of one wiring over these samples."
+    return text(words + numbers)
 
 
 def headline(verdict: Verdict) -> HTML:

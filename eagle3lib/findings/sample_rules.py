@@ -1,0 +1,117 @@
+"""02: what the samples themselves say: kinds of request, serving's own traffic, and the data's teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eagle3lib.findings.breakdown_rules import SMALL_FALL, Limit, category_findings, length_findings, trail_sides
+from eagle3lib.findings.finding import Finding
+from eagle3lib.measuring.evaluation import Evaluation
+from eagle3lib.measuring.last_state import LastState
+from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.survey import Survey
+from eagle3lib.measuring.trails import Step, Trail
+from eagle3lib.measuring.wiring_search import GOOD_FIRST
+
+
+def apart(low: Rate, high: Rate) -> bool:
+    """Whether the first lies below the second, their 95 % intervals without overlap."""
+    return low.ci is not None and high.ci is not None and low.ci[1] < high.ci[0]
+
+
+def trails(evaluation: Evaluation, num_steps: int) -> list[Trail]:
+    """The walks with their places in the conversation."""
+    return [
+        Trail(
+            request.name,
+            tuple(
+                Step(accepted, start + request.prompt_tokens + 1, start == 0)
+                for accepted, start in zip(walk.accepted, walk.starts, strict=True)
+            ),
+            num_steps, request.prompt_tokens, request.category,
+        )
+        for request, walk in zip(evaluation.requests, evaluation.walks(num_steps), strict=True)
+    ]  # fmt: skip
+
+
+def kind_findings(evaluation: Evaluation, num_steps: int) -> list[Finding]:
+    """``quality.domain``: a category of the samples that is predicted poorly while the others are not."""
+    return category_findings("samples", trails(evaluation, num_steps))
+
+
+def traffic_findings(
+    own: Evaluation, samples: Survey, served: Evaluation, traffic: Survey, num_steps: int
+) -> list[Finding]:
+    """``context.length`` or ``quality.domain``: traffic is predicted worse than the samples, which are fine.
+
+    It is the length where traffic falls beyond the longest sample, or lies there altogether.
+    """
+    usual, here = own.accept_length(num_steps), served.accept_length(num_steps)
+    first = own.depths()[0].conditional
+    if first.value is None or first.value < GOOD_FIRST or here.value is None or usual.value is None:
+        return []
+    sides = trail_sides(trails(served, num_steps), samples.longest)
+    limit = Limit(samples.longest, "context.length", "the longest of the samples")
+    longer = length_findings("traffic", sides, limit)
+    near = rate([side[0][0] for side in sides], [side[0][1] for side in sides])
+    compared = here if near.value is None or not longer else near
+    if not apart(compared, usual) or compared.value > (1 - SMALL_FALL) * usual.value:
+        return longer
+    beyond = near.value is None
+    return longer + [
+        Finding(
+            "context.length" if beyond else "quality.domain",
+            "warning",
+            "traffic",
+            f"Predicted accept length {_length(compared)} on traffic, {_length(usual)} on the samples"
+            + (f"; all of it lies beyond the longest sample of {samples.longest} tokens." if beyond else ".")
+            + f" Coverage of the draft vocabulary {traffic.coverage.value:.1%} against {samples.coverage.value:.1%}.",
+            "The wiring is the same for both: this draft has seen too little text as long as that."
+            if beyond
+            else "The wiring is the same for both: this draft has seen too little text of the kind that is served.",
+            "Train it on recorded traffic, answered by the target that is served.",
+        )
+    ]
+
+
+def teacher_findings(last: LastState, first: Rate) -> list[Finding]:
+    """``target.mismatch``: a trainer that reads the files as their layout says learns from another state.
+
+    ``first``: the first position right under the measured wiring. An error where that is poor.
+    """
+    wrong = None not in (last.normed, last.claimed) and last.normed != last.claimed
+    if not wrong and not last.foreign:
+        return []
+    poor = first.value is not None and first.value < GOOD_FIRST
+    norm = "head(state)" if last.claimed else "head(norm(state))"
+    return [
+        Finding(
+            "target.mismatch",
+            "error" if poor and wrong else "warning",
+            "the samples' last state",
+            f"{last.words()[0].upper()}{last.words()[1:]}.",
+            f"A trainer that takes {norm} for the target teaches its draft something else than the target says."
+            if wrong
+            else "Neither reading is what the target said: its rows are out of step, or another target made it.",
+            "Dump the files again in the layout's meaning, or train with the other reading."
+            if wrong
+            else "Dump the files again with the target that is served.",
+        )
+    ]
+
+
+def overlap(a: Rate, b: Rate) -> str:
+    """Do the 95 % intervals overlap, in words."""
+    if a.ci is None or b.ci is None:
+        return "no interval"
+    return "apart" if apart(a, b) or apart(b, a) else "overlap"
+
+
+def _length(found: Rate) -> str:
+    return f"{found.value:.2f}" + (f" ({found.ci[0]:.2f} to {found.ci[1]:.2f})" if found.ci else "")
+
+
+def worse_on_traffic(found: Sequence[Finding]) -> bool:
+    return any(
+        finding.subject == "traffic" and finding.kind in ("quality.domain", "context.length") for finding in found
+    )

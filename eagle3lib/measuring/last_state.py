@@ -1,0 +1,112 @@
+"""Which reading of a sample's last state says the tokens that follow: as it stands, or after the final norm?
+
+The same key means different states in different tools, and a trainer that reads one for the other teaches its
+draft another target. Sampled text agrees less with either, so the two readings are compared with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scipy import stats
+from torch import Tensor
+from torch.nn.functional import pad
+
+from eagle3lib.maths.kernels import rms_norm
+from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.measuring.accuracy import Teacher, teacher
+from eagle3lib.measuring.materials import Material
+from eagle3lib.reading.samples import Sample
+
+#: Tokens looked at, in all and of one sample: enough for a clear answer, and cheap for a large vocabulary.
+TOKENS, OF_ONE = 1024, 64
+#: The chance of calling a reading the better one where both are alike.
+LEVEL = 0.001
+#: A target agrees far more often with its own text, sampled or not.
+NOT_ITS_OWN = 0.05
+
+
+@dataclass
+class LastState:
+    """How often head(state) and head(norm(state)) say the token that follows.
+
+    ``normed``: what was decided, ``None`` where the two agree alike (then it hardly matters) or nothing was looked at.
+    ``claimed``: what the layout says, ``None`` where it says nothing or files differ.
+    """
+
+    tokens: int = 0
+    as_it_stands: int = 0
+    after_norm: int = 0
+    only: list[int] = field(default_factory=lambda: [0, 0])  #: tokens that only the one, only the other says
+    claims: set[bool | None] = field(default_factory=set)
+
+    @property
+    def claimed(self) -> bool | None:
+        return next(iter(self.claims)) if len(self.claims) == 1 else None
+
+    @property
+    def normed(self) -> bool | None:
+        here, there = self.only
+        if not here + there or stats.binomtest(here, here + there).pvalue >= LEVEL:
+            return None
+        return here > there
+
+    @property
+    def foreign(self) -> bool:
+        """Neither reading says what follows: rows out of step, or a state of another target."""
+        most = max(self.as_it_stands, self.after_norm)
+        return bool(self.tokens) and stats.binomtest(most, self.tokens, NOT_ITS_OWN, "less").pvalue < LEVEL
+
+    def look(self, sample: Sample, tensors: TargetTensors) -> None:
+        """Count one sample; nothing where it has no last state or enough was seen."""
+        last = sample.last_hidden_state
+        if last is None or self.tokens >= TOKENS:
+            return
+        self.claims.add(sample.last_is_normed)
+        rows = sample.loss_mask[1:].nonzero().flatten()[:OF_ONE]  # row t is followed by token t + 1
+        truth = sample.input_ids[1:][rows]
+        state = last[rows].to(tensors.head.device, tensors.head.dtype)
+        plain = (state @ tensors.head.T).argmax(-1).cpu() == truth
+        normed = tensors.logits(state).argmax(-1).cpu() == truth
+        self.tokens += len(truth)
+        self.as_it_stands += int(plain.sum())
+        self.after_norm += int(normed.sum())
+        self.only[0] += int((plain & ~normed).sum())
+        self.only[1] += int((normed & ~plain).sum())
+
+    def words(self) -> str:
+        """What was decided and on which counts."""
+        if not self.tokens:
+            return "none in the files"
+        is_so = {True: "after the final norm", False: "before the final norm", None: "not told apart"}
+        claim = "" if self.claimed is None else f"; its layout says {is_so[self.claimed]}"
+        return (
+            f"{is_so[self.normed]}: head(state) says {self.as_it_stands} and head(norm(state)) {self.after_norm} of "
+            f"{self.tokens} tokens that follow{claim}"
+        )
+
+
+def teaching(
+    layers: int, tensors: TargetTensors, ids: Tensor | None, found: LastState
+) -> Callable[[Material], Teacher | None]:
+    """A function that gives what the target says after each generated token, ``[T]``.
+
+    From boundary ``layers`` or the file's last state; ``None`` where neither is at hand, or where it is not known
+    whether the file's is normed. ``ids``: the draft vocabulary. Rows before the first generated token are not computed.
+    """
+
+    def said(material: Material) -> Teacher | None:
+        last, normed = material.states.get(layers), False
+        if last is None:
+            last = material.sample.last_hidden_state
+            normed = found.claimed if found.normed is None else found.normed
+        if last is None or normed is None:
+            return None
+        begin = int(material.sample.loss_mask.int().argmax())
+        last = last[begin:].to(tensors.head.device, tensors.head.dtype)
+        spoken = teacher(last if normed else rms_norm(last, tensors.norm, tensors.eps), tensors.head, words)
+        return Teacher(*(pad(each, (begin, 0), value=-1) for each in (spoken.full, spoken.in_draft)))
+
+    words = None if ids is None else ids.to(tensors.head.device)
+    return said

@@ -1,0 +1,61 @@
+"""What a set of samples is, from one pass over it: lengths, vocabulary, states, and what the last state means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.measuring.accuracy import coverage
+from eagle3lib.measuring.last_state import LastState
+from eagle3lib.measuring.materials import Material
+from eagle3lib.measuring.rates import Rate, rate
+
+
+@dataclass(frozen=True)
+class Survey:
+    """``prompts`` and ``lengths``: tokens of each sample. ``coverage``: of the generated tokens, those that the draft
+    vocabulary has. ``boundaries``: at hand in every sample; ``named``: no file leaves open which they are.
+    ``norms``: by boundary, the root-mean-square of a typical (median) row of each sample.
+    """
+
+    prompts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    coverage: Rate
+    boundaries: tuple[int, ...]
+    named: bool
+    layouts: tuple[str, ...]
+    norms: Mapping[int, tuple[float, ...]]
+    last: LastState
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+
+def survey(materials: Iterable[Material], slots: Sequence[int], ids: Tensor | None, tensors: TargetTensors) -> Survey:
+    """``slots``: boundaries whose norms are told; ``ids [V_d]``: the draft vocabulary, ``None``: all words."""
+    prompts, lengths, inside, generated = [], [], [], []
+    norms: dict[int, list[float]] = {slot: [] for slot in slots}
+    layouts: set[str] = set()
+    at_hand: set[int] | None = None
+    last, named = LastState(), True
+    for material in materials:
+        sample = material.sample
+        prompts.append(sample.prompt_tokens)
+        lengths.append(len(sample.input_ids))
+        words = coverage([sample.input_ids], [sample.loss_mask], ids)
+        inside.append(words.numerator or 0)
+        generated.append(words.denominator or 0)
+        at_hand = set(material.states) if at_hand is None else at_hand & set(material.states)
+        named = named and (sample.states is None or sample.boundaries is not None)
+        layouts.add(sample.layout or "ours")
+        for slot in norms.keys() & material.states.keys():
+            norms[slot].append(float(material.states[slot].float().square().mean(-1).sqrt().median()))
+        last.look(sample, tensors)
+    return Survey(
+        tuple(prompts), tuple(lengths), rate(inside, generated), tuple(sorted(at_hand or ())), named,
+        tuple(sorted(layouts)), {slot: tuple(values) for slot, values in norms.items()}, last,
+    )  # fmt: skip
