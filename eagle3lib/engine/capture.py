@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -23,15 +23,15 @@ def capture_requests(
     prompts: Sequence[Prompt],
     folder: str | Path,
     *,
-    first: int = 0,
     max_new_tokens: int = 32,
+    progress: Callable[[float, str], None] = lambda share, words: None,
 ) -> list[Response]:
     """Send ``prompts`` one at a time and write what entered the draft for each to ``folder``.
 
     Args:
         passes: where the server's hook writes: ``Server.start``'s ``capture_folder``, or
             ``passes_folder(client)``.
-        first: the number of the first request, in the captures' names.
+        progress: is told the share done, and in words what comes next.
 
     Raises:
         InputError: the server served someone else meanwhile, or the draft's ``fc`` never ran (then the
@@ -39,7 +39,8 @@ def capture_requests(
     """
     passes = Path(passes)
     responses = []
-    for index, prompt in enumerate(prompts, first):
+    for index, prompt in enumerate(prompts):
+        progress(index / len(prompts), f"request {index + 1} of {len(prompts)}")
         for old in passes.glob("rank*-pass*"):
             old.unlink()
         response = client.ask([prompt], max_new_tokens=max_new_tokens)[0]

@@ -118,12 +118,8 @@ def _wait_until_ready(supervisor: subprocess.Popen[bytes], url: str, log_path: P
     deadline = time.monotonic() + timeout
     while not _answers(url):
         code = supervisor.poll()
-        if code is not None:
-            raise InputError(
-                "the server", f"it ended with exit code {code} at start", "a server that answers", _last_lines(log_path)
-            )
-        if time.monotonic() > deadline:
-            found = f"no answer within {timeout:.0f} s"
+        if code is not None or time.monotonic() > deadline:
+            found = f"no answer within {timeout:.0f} s" if code is None else f"it ended with exit code {code} at start"
             raise InputError("the server", found, "a server that answers", _last_lines(log_path))
         time.sleep(POLL_SECONDS)
 

@@ -32,12 +32,7 @@ def capture_served(
     """
     progress(0.0, "asking the server" if server_url else "starting the server")
     with _client(launch, server_url, target, draft, capture / ".passes", served) as (client, passes):
-        responses = []
-        for number, prompt in enumerate(prompts):
-            progress(number / len(prompts), f"request {number + 1} of {len(prompts)}")
-            responses += capture_requests(
-                client, passes, [prompt], capture, first=number, max_new_tokens=max_new_tokens
-            )
+        responses = capture_requests(client, passes, prompts, capture, max_new_tokens=max_new_tokens, progress=progress)
         save_responses(responses, served / "responses.jsonl")
     progress(1.0, "done")
     return responses
