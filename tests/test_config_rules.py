@@ -277,3 +277,10 @@ def test_nothing_but_our_own_error_comes_out(
     pair.launch, pair.engine, pair.longest_prompt = line, engine, prompt
     with contextlib.suppress(InputError):
         corrected_config(look(pair, tmp_path))
+
+
+def test_the_nearest_engine_s_rules_and_an_unknown_family_are_said(tmp_path: Path) -> None:
+    pair = Pair()
+    pair.engine, pair.target["architectures"] = "sglang==0.5.14", ["NewForCausalLM"]
+    engine, family = look(pair, tmp_path).notes
+    assert "those of 0.5.9 are applied" in engine and "NewForCausalLM" in family

@@ -43,6 +43,11 @@ class Inspection:
         return self.target.layers if self.target else None
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed beyond the config: the nearest engine's rules, an unknown family, a trainer's habit."""
+        return (*self.served.notes, *(self.target.notes if self.target else ()), *self.trained.notes)
+
+    @property
     def captured_boundaries(self) -> tuple[int, ...] | None:
         """What the engine will capture, as far as the target is known."""
         return self.served.captured.boundaries if self.served.captured else None

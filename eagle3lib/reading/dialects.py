@@ -11,22 +11,21 @@ _MODELOPT = ("use_input_layernorm_in_first_layer", "use_last_layernorm", "use_mt
              "eagle_decoder_type")  # fmt: skip
 
 
-def dialect_of(raw: Mapping[str, Any], architecture: str) -> tuple[Dialect, str]:
-    """Who wrote this config, and the field that says so."""
+def dialect_of(raw: Mapping[str, Any], architecture: str) -> Dialect:
+    """Who wrote this config."""
     inner = raw.get("eagle_config") if isinstance(raw.get("eagle_config"), dict) else {}
-    for key in ("speculators_model_type", "speculators_config", "transformer_layer_config"):
-        if key in raw:
-            return "speculators", f"has {key}"
+    if {"speculators_model_type", "speculators_config", "transformer_layer_config"} & raw.keys():
+        return "speculators"
     if architecture in ("Eagle3Speculator", "Eagle3DraftModel"):
-        return "speculators", f"architecture {architecture}"
-    if "aux_hidden_states_layer_ids" in raw or "aux_hidden_states_layer_ids" in inner:
-        return "angelslim", "has aux_hidden_states_layer_ids, AngelSlim's spelling"
-    if extra := next((key for key in inner if key in _MODELOPT or key.startswith("parallel_draft_")), None):
-        return "modelopt", f"has eagle_config.{extra}"
+        return "speculators"
+    if "aux_hidden_states_layer_ids" in raw or "aux_hidden_states_layer_ids" in inner:  # AngelSlim's spelling
+        return "angelslim"
+    if any(key in _MODELOPT or key.startswith("parallel_draft_") for key in inner):
+        return "modelopt"
     if "eagle_aux_hidden_state_layer_ids" in raw:
-        return "vllm", "has eagle_aux_hidden_state_layer_ids at top level"
+        return "vllm"
     if architecture == "Eagle3LlamaForCausalLM":
-        return "angelslim", f"architecture {architecture}"
+        return "angelslim"
     if architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM"):
-        return "eagle", f"architecture {architecture} beside a draft vocabulary, as SafeAILab/EAGLE writes it"
-    return "sglang", f"architecture {architecture or 'not given'}, flat fields"
+        return "eagle"  # as SafeAILab/EAGLE writes it, beside a draft vocabulary
+    return "sglang"

@@ -28,6 +28,16 @@ AUX_PLACES = (
 ENGINE_PLACE = AUX_PLACES[0]
 
 
+#: The places of each norm's switch; the first is the one SGLang reads first.
+NORM_SWITCHES = {
+    "norm_before_residual": ("norm_before_residual", "eagle_config.norm_before_residual"),
+    "norm_before_fc": ("eagle_config.norm_before_fc", "norm_before_fc", "transformer_layer_config.norm_before_fc"),
+    "fc_norm": ("fc_norm", "use_aux_norm", "eagle_config.fc_norm", "eagle_config.use_aux_norm",
+                "transformer_layer_config.fc_norm"),
+    "norm_output": ("norm_output", "eagle_config.norm_output", "transformer_layer_config.norm_output"),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class DraftConfig:
     """What a draft's config says. None means: not said. Geometry counts heads and values.
@@ -38,7 +48,6 @@ class DraftConfig:
 
     raw: Mapping[str, Any]
     dialect: Dialect
-    dialect_reason: str
     assumed: tuple[str, ...]
     duplicates: tuple[str, ...]
     architecture: str
@@ -69,9 +78,7 @@ class DraftConfig:
     tied: bool
     window: int | None
     attention_bias: bool
-    mlp_bias: bool
     bias: bool
-    dtype: str
     quantization: str | None
     verifier: str
     verifier_architecture: str
@@ -120,10 +127,8 @@ class _Reader:
         self.raw, self.where, self.assumed = raw, where, []
         inner = raw.get("transformer_layer_config")
         self.nested = isinstance(inner, dict)
-        self.flat: dict[str, Any] = {
-            **raw,
-            **{k: v for k, v in (inner if self.nested else {}).items() if v is not None},
-        }
+        stated = {key: value for key, value in inner.items() if value is not None} if self.nested else {}
+        self.flat: dict[str, Any] = {**raw, **stated}
         for name in ("eagle_config", "speculators_config", "transformer_layer_config"):
             if raw.get(name) is not None and not isinstance(raw[name], dict):
                 self.refuse(name, raw[name], "a mapping or null")
@@ -143,13 +148,8 @@ class _Reader:
             return value
         return None
 
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.flat.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, (bool, int)):
-            self.refuse(name, value, "true, false or null")
-        return bool(value)
+    def flag(self, name: str) -> bool:
+        return bool(self.switch(f"transformer_layer_config.{name}", name)[0])
 
     def text(self, name: str) -> str:
         value = self.flat.get(name)
@@ -160,13 +160,11 @@ class _Reader:
             value = _dig(self.raw, place)
             if value is None:
                 continue
-            if not isinstance(value, list) or not all(
-                isinstance(i, int) and not isinstance(i, bool) and abs(i) < 1 << 30 for i in value
-            ):
+            if not isinstance(value, list) or not all(type(i) is int and abs(i) < 1 << 30 for i in value):
                 self.refuse(place, value, "a list of layer ids, or null")
             yield place, tuple(value)
 
-    def norm(self, *places: str) -> tuple[bool | None, str]:
+    def switch(self, *places: str) -> tuple[bool | None, str]:
         for place in places:
             value = _dig(self.raw, place)
             if value is None:
@@ -188,24 +186,11 @@ class _Reader:
         if names is not None and not (isinstance(names, list) and all(isinstance(n, str) for n in names)):
             self.refuse("architectures", names, "a list of names")
         architecture = _first(names)
-        dialect, reason = dialect_of(self.raw, architecture)
+        dialect = dialect_of(self.raw, architecture)
         found = dict(self.ids())
         own = [p for p in found if p != ENGINE_PLACE] if dialect in ("speculators", "vllm", "angelslim") else []
         place = next(iter(own or found), "")  # the trainer's own key says more than one written for an engine
-        norms = {  # the first place is the one SGLang reads first
-            "norm_before_residual": self.norm("norm_before_residual", "eagle_config.norm_before_residual"),
-            "norm_before_fc": self.norm(
-                "eagle_config.norm_before_fc", "norm_before_fc", "transformer_layer_config.norm_before_fc"
-            ),
-            "fc_norm": self.norm(
-                "fc_norm",
-                "use_aux_norm",
-                "eagle_config.fc_norm",
-                "eagle_config.use_aux_norm",
-                "transformer_layer_config.fc_norm",
-            ),
-            "norm_output": self.norm("norm_output", "eagle_config.norm_output", "transformer_layer_config.norm_output"),
-        }
+        norms = {name: self.switch(*places) for name, places in NORM_SWITCHES.items()}
         heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
         layers = self.integer("num_hidden_layers", least=0)
         kv_heads, head_dim = self.integer("num_key_value_heads"), self.integer("head_dim")
@@ -228,7 +213,6 @@ class _Reader:
         return DraftConfig(
             raw=MappingProxyType(dict(self.raw)),
             dialect=dialect,
-            dialect_reason=reason,
             duplicates=duplicates,
             architecture=architecture,
             model_type=self.text("model_type"),
@@ -255,9 +239,7 @@ class _Reader:
             tied=self.flag("tie_word_embeddings"),
             window=self.window(),
             attention_bias=self.flag("attention_bias"),
-            mlp_bias=self.flag("mlp_bias"),
             bias=self.flag("bias"),
-            dtype=self.text("torch_dtype") or self.text("dtype"),
             quantization=str(quantization.get("quant_method")) if isinstance(quantization, dict) else None,
             verifier=str(verifier.get("name_or_path") or ""),
             verifier_architecture=_first(verifier.get("architectures")),

@@ -64,9 +64,6 @@ class TargetConfig:
     max_positions: int | None
     rope: Rope
     tied: bool
-    quantization: str | None
-    model_type: str
-    raw: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -99,8 +96,6 @@ class TargetConfig:
                 f"{architecture or 'no architecture'}: a family whose capture rule is not known here; "
                 "the common one (captured boundary = configured id + 1) is assumed"
             )
-        quantization = text.get("quantization_config") or text.get("compression_config")
-        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else None
         limit = text.get("max_position_embeddings", text.get("max_sequence_length", text.get("seq_length")))
         tied = text.get("tie_word_embeddings")
         if tied is None:
@@ -117,8 +112,5 @@ class TargetConfig:
             max_positions=limit if isinstance(limit, int) and limit > 0 else None,
             rope=read_rope(text, where),
             tied=bool(tied),
-            quantization=None if method is None else str(method),
-            model_type=str(text.get("model_type") or ""),
-            raw=MappingProxyType(dict(raw)),
             notes=tuple(notes),
         )

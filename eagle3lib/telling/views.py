@@ -41,6 +41,7 @@ def side_by_side(inspection: Inspection) -> HTML:
         rows.append({"": name, "engine": engine, "trained": trained, " ": "✖ differs" if differs else ""})
     rows += [{"": "silently ignored", "engine": name} for name in inspection.served.ignored]
     rows += [{"": "fails at start", "engine": refusal.text} for refusal in inspection.served.crashes]
+    rows += [{"": "note", "engine": words} for words in inspection.notes]
     rows += [{"": "not looked at", "engine": words} for words in inspection.missing]
     return table(rows)
 
@@ -117,7 +118,7 @@ def inspection_results(inspection: Inspection, corrected: str | None) -> dict[st
             "window": trained.switches.window,
         },
         "dialect": inspection.draft.dialect,
-        "assumed": inspection.draft.assumed,
+        "assumed": (*inspection.draft.assumed, *inspection.notes),
         "missing": inspection.missing,
         "corrected_config": corrected,
     }
