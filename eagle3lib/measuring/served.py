@@ -50,7 +50,7 @@ def forecast_served(
     found = []
     for report in reports:
         file = Path(path) / report.source if Path(path).is_dir() else Path(path)
-        pairs = _requests(report, file)
+        pairs = served_requests(report, file)
         if not pairs:
             continue
         samples = continued([sample for _, sample in pairs], target)
@@ -75,7 +75,7 @@ def forecast_served(
     return found
 
 
-def _requests(report: EngineReport, file: Path) -> list[tuple[RequestReport, Sample]]:
+def served_requests(report: EngineReport, file: Path) -> list[tuple[RequestReport, Sample]]:
     """Each request with its tokens; empty where the file does not hold them, or holds other ones."""
     if file.suffix != ".jsonl" or report.form != "histogram":
         return []

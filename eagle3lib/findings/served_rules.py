@@ -1,0 +1,66 @@
+"""03: the wiring that responses show, against the one that should have been served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from eagle3lib.findings.boundaries import ids_remedy, layer_difference
+from eagle3lib.findings.finding import Finding
+from eagle3lib.findings.wiring_rules import SWITCHES
+from eagle3lib.measuring.served_wiring import ServedWiring
+from eagle3lib.reading.draft_config import ENGINE_PLACE
+
+_ELSEWHERE = (
+    "The server runs another config or other code than the one inspected here: compare draft path, overrides and "
+    "version in its /server_info."
+)
+
+
+def served_findings(found: ServedWiring, *, family: str, layers: int, version: str) -> list[Finding]:
+    """An error for each switch that was surely served otherwise than configured, a note where that is not sure.
+
+    Silent where the configured wiring foretells what was served, or where too little was accepted to say.
+
+    Args:
+        family, layers, version: of the target and the engine, for the ids in the remedy.
+    """
+    if found.answer == "as configured" or not found.best.tells:
+        return []
+    if found.answer == "none":
+        return [_unexplained(found)]
+    return list(_changes(found, family, layers, version))
+
+
+def _changes(found: ServedWiring, family: str, layers: int, version: str) -> Iterator[Finding]:
+    here, best = found.as_configured, found.best
+    evidence = (
+        f"{found.words()} The configured wiring foretells {here.exact.numerator} of {here.exact.denominator} "
+        f"responses, {here.steps.numerator} of {here.steps.denominator} verify steps."
+    )
+    for switch, (wanted, was) in found.configured.differences(best.wiring).items():
+        sure = found.answer == "another wiring" and all(getattr(f.wiring, switch) != wanted for f in found.possible)
+        if switch == "boundaries":
+            kind, subject = layer_difference(list(was), list(wanted), layers) or "aux.order", ENGINE_PLACE
+            remedy, edits = ids_remedy(wanted, family, layers, version)
+        else:
+            kind, field = SWITCHES[switch]
+            subject, remedy, edits = field or switch, "", ()
+        yield Finding(
+            kind, "error" if sure else "note", subject, f"{found.source}: {evidence}",
+            f"The engine served {switch} = {_said(was)}, not {_said(wanted)}: the draft is not run as configured."
+            if sure else f"{switch} may have been served as {_said(was)}: more responses would tell.",
+            f"{_ELSEWHERE} {remedy}".strip(), edits if sure else (),
+        )  # fmt: skip
+
+
+def _unexplained(found: ServedWiring) -> Finding:
+    return Finding(
+        "acceptance.unexplained", "note", found.source, found.words(),
+        "The engine feeds or reads the draft in a way that no known wiring does, or serves other weights.",
+        "Compare the weights, the flags that change acceptance (temperature, thresholds) and a capture (notebook 04).",
+    )  # fmt: skip
+
+
+def _said(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,300 @@
+"""The wiring that an engine really used, read from ordinary responses: no hook, no restart.
+
+The prediction of greedy serving is exact, so it can be turned round: the wiring whose prediction is what was
+served is the one that was served. Cheap passes over the most telling responses first, then all of them in full.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from scipy import stats
+
+from eagle3lib.errors import InputError
+from eagle3lib.maths.draft import Draft
+from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.forecast import Setting
+from eagle3lib.measuring.materials import material, spread
+from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.served import served_requests
+from eagle3lib.measuring.served_match import Match, Response, match
+from eagle3lib.measuring.wiring_candidates import boundary_families, describe, switches
+from eagle3lib.reading.engine_reports import EngineReport
+
+Answer = Literal["as configured", "another wiring", "undecided", "none"]
+Progress = Callable[[float, str], None]
+
+#: A wiring fits when it foretells this share of the telling steps; rounding to bfloat16 costs about one in a hundred.
+FITS = 0.9
+#: Fewer telling steps than this say nothing.
+FEWEST = 10
+#: One wiring is told from another when it misses less in so many more responses that a fair coin would seldom do it.
+CHANCE = 0.05
+WINS = math.ceil(-math.log2(CHANCE))
+#: Responses used, spread evenly; and the most telling ones, used in cheap passes.
+RESPONSES, SCREENED = 16, 3
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A wiring held against every response. ``change``: what it changes against the configured one, in words.
+
+    ``exact``: responses foretold without a miss; ``steps``: verify steps foretold; ``telling``: those of them that
+    accept a draft, served or foretold, on which wirings are ranked.
+    """
+
+    wiring: Wiring
+    change: str
+    matches: tuple[Match, ...] = field(repr=False)
+    exact: Rate
+    steps: Rate
+    telling: Rate
+
+    @classmethod
+    def of(cls, wiring: Wiring, configured: Wiring, matches: Sequence[Match]) -> Fit:
+        return cls(
+            wiring, describe(wiring, configured), tuple(matches),
+            rate([not m.missed for m in matches], [1] * len(matches)),
+            rate([m.equal for m in matches], [m.steps for m in matches]),
+            rate([m.told for m in matches], [m.telling for m in matches]),
+        )  # fmt: skip
+
+    @property
+    def fits(self) -> bool:
+        """Near enough to what was served, on enough steps; of bare histograms half must be right to the last step.
+
+        Of a hundred wirings one has a single histogram right by luck, hence no fewer than three of them.
+        """
+        whole = [not m.missed for m in self.matches if not m.ordered]
+        return (
+            self.tells and (self.telling.value or 0.0) >= FITS and (not whole or sum(whole) >= max(3, len(whole) / 2))
+        )
+
+    @property
+    def tells(self) -> bool:
+        """Enough is accepted, served or foretold, to say anything."""
+        return (self.telling.denominator or 0) >= FEWEST
+
+    def differs(self, other: Fit) -> int:
+        """Responses that the two foretell differently."""
+        return sum(a.foretold != b.foretold for a, b in zip(self.matches, other.matches, strict=True))
+
+    def beats(self, other: Fit) -> bool:
+        """Surely nearer to what was served: in more responses than chance gives, or alone in fitting at all."""
+        pairs = [(a.missed, b.missed) for a, b in zip(self.matches, other.matches, strict=True)]
+        won, lost = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+        sure = won > lost and stats.binom.sf(won - 1, won + lost, 0.5) <= CHANCE
+        return bool(sure) or (self.fits and not other.fits and won > lost)
+
+    def to_json(self) -> dict[str, Any]:
+        rates = {name: getattr(self, name).to_json() for name in ("exact", "steps", "telling")}
+        return {"change": self.change, "boundaries": list(self.wiring.boundaries), **rates}
+
+
+@dataclass(frozen=True)
+class ServedWiring:
+    """What one source's responses say of the wiring. ``fits``: those measured in full, best first.
+
+    ``passes``: the work done, in forward passes over all responses at full depth.
+    """
+
+    source: str
+    configured: Wiring
+    fits: tuple[Fit, ...]
+    passes: float
+
+    @property
+    def best(self) -> Fit:
+        return self.fits[0]
+
+    @property
+    def runner_up(self) -> Fit | None:
+        """The next one that foretells something else."""
+        return next((fit for fit in self.fits[1:] if fit.differs(self.best)), None)
+
+    @property
+    def as_configured(self) -> Fit:
+        return next(fit for fit in self.fits if fit.wiring == self.configured)
+
+    @property
+    def ties(self) -> tuple[Fit, ...]:
+        """Wirings that these responses cannot tell from the best, as all of them are foretold alike."""
+        return tuple(fit for fit in self.fits[1:] if not fit.differs(self.best))
+
+    @property
+    def possible(self) -> tuple[Fit, ...]:
+        """The best and every wiring that it does not surely beat."""
+        return tuple(fit for fit in self.fits if not self.best.beats(fit))
+
+    @property
+    def needed(self) -> int | None:
+        """How many responses tell best and runner-up apart in 95 % of draws: enough on which they differ."""
+        if self.runner_up is None:
+            return None
+        share = self.best.differs(self.runner_up) / len(self.best.matches)
+        return next(n for n in itertools.count(WINS) if stats.binom.sf(WINS - 1, n, share) >= 0.95)
+
+    @property
+    def answer(self) -> Answer:
+        exactly = self.best.exact.value == 1
+        if self.best.wiring == self.configured and (self.best.fits or exactly):
+            return "as configured"
+        if not self.best.fits:
+            return "undecided" if exactly else "none"
+        return "undecided" if self.as_configured in self.possible else "another wiring"
+
+    def words(self) -> str:
+        """The answer in one sentence or two."""
+        best, rival = self.best, self.runner_up
+        share = f"{best.exact.numerator} of {best.exact.denominator} responses exactly, {best.steps.numerator} of "
+        share += f"{best.steps.denominator} verify steps"
+        if not best.tells:
+            return f"Too few drafts were accepted to tell: {best.telling.denominator} verify steps with one."
+        if self.answer == "none":
+            return f"No wiring tried foretells what was served; the nearest, {best.change}, has {share}."
+        text = f"What was served is what this wiring foretells: {best.change} ({share})."
+        if rival:
+            text += (
+                f" Runner-up: {rival.change} ({rival.exact.numerator} responses, {rival.steps.numerator} steps), "
+                f"{'surely' if best.beats(rival) else 'not surely'} told apart; they differ on {best.differs(rival)} "
+                f"of {len(best.matches)} responses, so that {self.needed} tell them apart in 95 % of draws."
+            )
+        if self.ties:
+            text += f" Not to be told from it here: {' / '.join(fit.change for fit in self.ties)}."
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source, "answer": self.answer, "words": self.words(), "needed": self.needed,
+            "passes": self.passes, "fits": [fit.to_json() for fit in self.fits],
+        }  # fmt: skip
+
+
+def served_wiring(
+    reports: Sequence[EngineReport], path: str | Path, draft: Draft, configured: Wiring, target: str | Path,
+    tensors: TargetTensors, cache: str | Path, setting: Setting, *, ids: Sequence[int] | None = None,
+    bases: Sequence[float] = (), progress: Progress = lambda share, words: None,
+) -> list[ServedWiring]:  # fmt: skip
+    """An answer for every report whose requests carry their token ids and a histogram; see ``forecast_served``.
+
+    Args:
+        path: where the reports were read from.
+        ids: the capture ids as the config spells them; ``bases``: further RoPE bases. Each adds wirings to try.
+        progress: told the share done and what is tried next.
+    """
+    found = []
+    for report in reports:
+        pairs = served_requests(report, Path(path) / report.source if Path(path).is_dir() else Path(path))
+        responses = [
+            Response(material(sample, target, tensors, cache), request.steps, request.histogram or ())
+            for request, sample in spread(pairs, RESPONSES)
+        ]
+        if responses:
+            found.append(find_wiring(report.source, draft, configured, responses, setting, ids, bases, progress))
+    return found
+
+
+def find_wiring(
+    source: str, draft: Draft, configured: Wiring, responses: Sequence[Response], setting: Setting,
+    ids: Sequence[int] | None = None, bases: Sequence[float] = (),
+    progress: Progress = lambda share, words: None,
+) -> ServedWiring:  # fmt: skip
+    """``served_wiring`` for responses at hand.
+
+    Raises:
+        InputError: no response, or no states at a configured boundary.
+    """
+    if not responses:
+        raise InputError(source, "no response", "at least one, with token ids and histogram")
+    responses[0].material.stack(configured.boundaries)
+    trial = _Trial(draft, configured, responses, setting)
+    progress(0.0, "other numberings, orders and shifts")
+    families = [configured, *boundary_families(configured, trial.available, max(trial.available), ids)]
+    starts = trial.best(families, 1, 3)
+    fits = [trial.fit(wiring) for wiring in dict.fromkeys([*starts, configured])]
+    if not any(fit.fits for fit in fits):
+        progress(0.2, "each switch alone")
+        fits += [trial.fit(wiring) for wiring in trial.best(switches(configured, draft, bases), 2, 1)]
+    for start in dict.fromkeys([*starts[:2], configured]):
+        if any(fit.fits for fit in fits):
+            break
+        progress(0.3, f"other layers for each slot of {list(start.boundaries)}")
+        fits.append(trial.fit(trial.climb(start, bases)))
+    for share in (0.6, 0.8):  # the nearest neighbours name the runner-up, and may be better still
+        top = _ranked(fits, configured)[0].wiring
+        progress(share, f"neighbours of {list(top.boundaries)}")
+        fits += [trial.fit(wiring) for wiring in trial.best(trial.neighbours(top, bases), 2, 4)]
+        if _ranked(fits, configured)[0].wiring == top:
+            break
+    progress(1.0, "done")
+    return ServedWiring(source, configured, tuple(_ranked(fits, configured)), round(trial.passes, 1))
+
+
+def _ranked(fits: Iterable[Fit], configured: Wiring) -> list[Fit]:
+    """Without repeats; of equals the one that changes least."""
+    once = {fit.wiring: fit for fit in fits}.values()
+    return sorted(once, key=lambda fit: (-(fit.telling.value or 0.0), len(configured.differences(fit.wiring))))
+
+
+class _Trial:
+    """Wirings held against responses, cheaply or in full; nothing is computed twice."""
+
+    def __init__(self, draft: Draft, configured: Wiring, responses: Sequence[Response], setting: Setting) -> None:
+        self.draft, self.configured, self.responses, self.setting = draft, configured, responses, setting
+        self.telling = sorted(responses, key=lambda response: -response.accepting)[:SCREENED]
+        self.available = sorted(set.intersection(*(set(response.material.states) for response in responses)))
+        self.passes = 0.0
+        self.scores: dict[tuple[Wiring, int], float] = {}
+        self.measured: dict[Wiring, Fit] = {}
+
+    def fit(self, wiring: Wiring) -> Fit:
+        if wiring not in self.measured:
+            self.passes += 1
+            matches = [match(self.draft, wiring, response, self.setting) for response in self.responses]
+            self.measured[wiring] = Fit.of(wiring, self.configured, matches)
+        return self.measured[wiring]
+
+    def best(self, wirings: Iterable[Wiring], depths: int, count: int) -> list[Wiring]:
+        return sorted(wirings, key=lambda wiring: -self.score(wiring, depths))[:count]
+
+    def score(self, wiring: Wiring, depths: int) -> float:
+        """The share of telling steps foretold, by few responses and, where that is possible, few depths."""
+        if (wiring, depths) not in self.scores:
+            matches = []
+            for response in self.telling:
+                chain = self.setting[1] == 1 and response.steps is not None and depths < self.setting[0]
+                setting = (depths, 1, depths + 1) if chain else self.setting
+                matches.append(match(self.draft, wiring, response, setting))
+                self.passes += setting[0] / self.setting[0] / len(self.responses)
+            telling = sum(each.telling for each in matches)
+            self.scores[wiring, depths] = sum(each.told for each in matches) / telling if telling else 0.0
+        return self.scores[wiring, depths]
+
+    def climb(self, wiring: Wiring, bases: Sequence[float]) -> Wiring:
+        """Change one switch or one slot at a time while it helps."""
+        for _ in range(3):
+            before = wiring
+            wiring = self.best([wiring, *switches(wiring, self.draft, bases)], 2, 1)[0]
+            for slot in range(self.draft.slots):
+                wiring = self.best([wiring, *_others(wiring, slot, self.available)], 1, 1)[0]
+            if wiring == before:
+                break
+        return wiring
+
+    def neighbours(self, wiring: Wiring, bases: Sequence[float]) -> list[Wiring]:
+        """Each switch alone, and each slot one boundary off."""
+        found = list(switches(wiring, self.draft, bases))
+        for slot, here in enumerate(wiring.boundaries):
+            found += _others(wiring, slot, [k for k in (here - 1, here + 1) if k in self.available])
+        return found
+
+
+def _others(wiring: Wiring, slot: int, boundaries: Iterable[int]) -> list[Wiring]:
+    here = wiring.boundaries
+    return [wiring.but(boundaries=(*here[:slot], k, *here[slot + 1 :])) for k in boundaries if k not in here]
