@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3lib.errors import InputError
+from eagle3lib.maths.draft import forward
 from eagle3lib.maths.kernels import chain_attention, head, merge, plain_chain_attention, rms_norm, rotary_tables, rotate
+from eagle3lib.maths.wiring import Wiring
+from tests.test_draft_against_trainers import random_draft
 
 
 def random(seed: int, *shape: int, scale: float = 1.0) -> Tensor:
@@ -52,6 +58,7 @@ def test_bfloat16_stays_near_float32() -> None:
     torch.testing.assert_close(found.float(), exact, rtol=0.05, atol=0.05)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 99))
 def test_merging_parts_of_a_softmax(seed: int) -> None:
     scores, values = random(seed, 3, 2, 7, scale=3), random(seed + 1, 3, 2, 7, 4)
@@ -106,3 +113,36 @@ def test_linear_scaling_stretches_positions() -> None:
 def test_unknown_scaling_is_named() -> None:
     with pytest.raises(InputError, match="rope_scaling.*spiral"):
         rotary_tables(1e4, {"rope_type": "spiral"}, 16, torch.arange(4), 128)
+
+
+def test_the_head_finds_the_two_best_in_any_vocabulary() -> None:
+    for vocabulary in (2, 127, 128, 129, 1000):
+        x, weight = random(vocabulary, 9, 8), random(1, vocabulary, 8)
+        best, gap = head(x, weight)
+        top = (x @ weight.T).topk(2)
+        assert torch.equal(best, top.indices[:, 0])
+        torch.testing.assert_close(gap, top.values[:, 0] - top.values[:, 1])
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most values that any operator returned in one tensor."""
+
+    values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            self.values = max(self.values, tensor.numel() if isinstance(tensor, Tensor) else 0)
+        return out
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_no_mask_over_all_keys_and_no_logits_of_all_positions(window: int | None) -> None:
+    tokens, depths, draw = 1600, 3, torch.Generator().manual_seed(0)
+    draft = random_draft()
+    states = torch.randn(tokens, draft.slots, draft.width, generator=draw)
+    ids = torch.randint(len(draft.own_embedding), (tokens,), generator=draw)
+    draft = replace(draft, lm_head=random(0, 4096, draft.width), d2t=torch.zeros(4096, dtype=torch.int64))
+    with Largest() as largest:
+        forward(draft, Wiring(boundaries=(0, 3, 5), window=window), states, ids, depths)
+    assert 0 < largest.values <= 512 * 4096 < tokens * tokens

@@ -162,7 +162,7 @@ class _Tensors:
             expected = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
             raise InputError(f"{self.where}: {self.names[name]}", list(found), expected)
         tensor = self.checkpoint.tensor(self.names[name])
-        if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
+        if tensor.is_floating_point() and not _finite(tensor):
             cure = "export or train the draft again; such weights predict nothing"
             raise InputError(f"{self.where}: {self.names[name]}", "NaN or Inf", "finite weights", cure)
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else torch.int64)
@@ -236,6 +236,11 @@ def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig, g: Laten
     )
     o = Linear(tensors.need(f"{at}o_proj.weight", (config.hidden_size, heads * g.value)))
     return {"q": None, "k": None, "v": None, "o": o, "latent": latent}
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Part by part: a whole embedding's flags, and its copy in float32, would be the peak of memory."""
+    return all(bool(torch.isfinite(part.float()).all()) for part in tensor.split(4096))
 
 
 def _check_device(device: str | torch.device) -> None:

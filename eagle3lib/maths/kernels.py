@@ -19,7 +19,9 @@ from eagle3lib.errors import InputError
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last axis (Zhang and Sennrich 2019), computed in float32."""
-    return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+    wide = x.float()
+    mean = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])  # no copy of x's size
+    return wide.mul(mean.add_(eps).rsqrt_()).mul_(weight).to(x.dtype)
 
 
 def rotary_tables(
@@ -59,9 +61,12 @@ def _rotary(theta: float, scaling: tuple[tuple[str, Any], ...], head_dim: int, m
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of ``x [S, heads, D]`` by ``cos, sin [S, D]``, halves paired as in Llama."""
-    left, right = x.chunk(2, dim=-1)
-    turned = torch.cat([-right, left], dim=-1)
-    return (x * cos[:, None] + turned * sin[:, None]).to(x.dtype)
+    out = x * cos[:, None]
+    (left, right), (low, high) = x.chunk(2, dim=-1), sin[:, None].chunk(2, dim=-1)
+    turned_left, turned_right = out.chunk(2, dim=-1)
+    turned_left.addcmul_(right, low, value=-1)
+    turned_right.addcmul_(left, high)
+    return out.to(x.dtype)
 
 
 def plain_chain_attention(
@@ -93,19 +98,30 @@ def chain_attention(
     """What ``plain_chain_attention`` computes, with fused kernels and no mask over all keys.
 
     The prefix is attended to by a fused kernel that also gives the log of its softmax's denominator. Any
-    other part of the same softmax can then be merged in, a single key being a part whose log is its score.
+    other part of the same softmax can then be merged in: the chain's own keys are a small dense part.
     """
-    group = q.shape[1] // keys[0].shape[1]
     if window is None:
         parts = [_attend(q, keys[0][first : first + len(q)], values[0][first : first + len(q)], causal=True)]
         if first:
             parts.append(_attend(q, keys[0][:first], values[0][:first]))
     else:
         parts = [_windowed(q, keys[0], values[0], first, window)]
-    for k, v in zip(keys[1:], values[1:], strict=True):
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # [S, heads, D]
-        parts.append((v, (q.float() * k).sum(-1) * q.shape[2] ** -0.5))
-    return merge(parts).to(q.dtype)
+    if len(keys) == 1:
+        return merge(parts).to(q.dtype)
+    merged, size = [], 256 if q.device.type == "cpu" else len(q)  # rows at a time: what a core's cache holds
+    for start in range(0, len(q), size):
+        rows = slice(start, start + size)
+        own = _own_chain(q[rows], [k[rows] for k in keys[1:]], [v[rows] for v in values[1:]])
+        merged.append(merge([*((out[rows], log[rows]) for out, log in parts), own]).to(q.dtype))
+    return torch.cat(merged)
+
+
+def _own_chain(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention of each row to one key a depth, as one batch of small products: no head's key is copied."""
+    k, v = torch.stack(tuple(keys), 2).float(), torch.stack(tuple(values), 2).float()  # [S, kv_heads, depths, D]
+    grouped = q.float().unflatten(1, (k.shape[1], -1)) * q.shape[2] ** -0.5  # [S, kv_heads, group, D]
+    scores = grouped @ k.mT  # [S, kv_heads, group, depths]
+    return (scores.softmax(-1) @ v).flatten(1, 2), scores.logsumexp(-1).flatten(1, 2)
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -168,7 +184,7 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, bias: Tensor | None) -
 
 def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """SwiGLU MLP (Shazeer 2020): ``down(silu(gate x) * up x)``."""
-    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+    return F.linear(F.silu(F.linear(x, gate), inplace=True).mul_(F.linear(x, up)), down)
 
 
 def head(x: Tensor, weight: Tensor, rows: int = 512) -> tuple[Tensor, Tensor]:
@@ -176,9 +192,21 @@ def head(x: Tensor, weight: Tensor, rows: int = 512) -> tuple[Tensor, Tensor]:
 
     Logits exist for ``rows`` positions at a time only. Returns int64 ``[S]`` and float32 ``[S]``.
     """
-    best, gaps = [], []
-    for part in x.split(rows):
-        top = F.linear(part, weight).float().topk(2, dim=-1)
-        best.append(top.indices[:, 0])
-        gaps.append(top.values[:, 0] - top.values[:, 1])
+    logits = x.new_empty(min(rows, len(x)), len(weight))  # one buffer for all parts: fresh memory is slow
+    found = [_two_best(torch.mm(part, weight.T, out=logits[: len(part)])) for part in x.split(rows)]
+    best, gaps = zip(*found, strict=True)
     return torch.cat(best), torch.cat(gaps)
+
+
+def _two_best(logits: Tensor, size: int = 128) -> tuple[Tensor, Tensor]:
+    """``topk(2)`` as index of the best ``[S]`` and gap ``[S]``, by blocks: a maximum is far cheaper than a sort.
+
+    The two best are in the two blocks with the largest maxima.
+    """
+    if rest := -logits.shape[1] % size:
+        logits = F.pad(logits, (0, rest), value=float("-inf"))
+    blocks = logits.unflatten(1, (-1, size))
+    chosen = blocks.amax(-1).topk(min(2, blocks.shape[1])).indices  # [S, 2]
+    values, place = blocks[torch.arange(len(blocks), device=logits.device)[:, None], chosen].flatten(1).topk(2)
+    best = chosen.gather(1, place[:, :1] // size) * size + place[:, :1] % size
+    return best[:, 0], (values[:, 0].float() - values[:, 1].float())
