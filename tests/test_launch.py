@@ -83,6 +83,7 @@ def test_a_changed_line_is_the_line_with_the_change() -> None:
             "--speculative-num-draft-tokens": 6,
             "--trust-remote-code": None,
             "--disable-radix-cache": True,
+            "--random-seed": 0,
             "--served-model-name": "a b",
         }
     )
@@ -94,6 +95,7 @@ def test_a_changed_line_is_the_line_with_the_change() -> None:
         "speculative_num_draft_tokens": "6",
         "disable_radix_cache": True,
         "served_model_name": "a b",
+        "random_seed": "0",
     }
     expected.pop("trust_remote_code")
     assert dict(again.flags) == expected

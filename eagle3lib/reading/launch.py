@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -95,10 +96,7 @@ class Launch:
 
     def number(self, name: str) -> float | None:
         """A flag's value as a finite number."""
-        value = self._typed(name, float, "a number")
-        if value is not None and not abs(value) < float("inf"):
-            raise InputError(_where(name), value, "a finite number")
-        return value
+        return self._typed(name, float, "a finite number")
 
     def switch(self, name: str) -> bool:
         """True when a switch is given (and not given as false)."""
@@ -121,21 +119,20 @@ class Launch:
 
         Everything else stands as it was, quoted anew where it must be.
         """
-        wanted = {_name(flag): (flag, value) for flag, value in changes.items()}
+        new = {
+            _name(flag): None if value is None or value is False else Part(_name(flag), _values(value), flag)
+            for flag, value in changes.items()
+        }
         there = {part.name for part in self.parts if part.spelled}
-        added = [
-            Part(name, _values(value), flag)
-            for name, (flag, value) in wanted.items()
-            if name not in there and value is not None and value is not False
-        ]
+        added = [part for name, part in new.items() if part and name not in there]
         out: list[Part] = []
         for part in self.parts:
             if not part.name and any(p.spelled for p in out) and _OPERATOR.fullmatch(part.values[0]):
                 out, added = out + added, []  # new flags stand before what the shell ends the command with
-            if part.name not in wanted:
+            if part.name not in new:
                 out.append(part)
-            elif wanted[part.name][1] not in (None, False):
-                out.append(Part(part.name, _values(wanted[part.name][1]), part.spelled, part.joined))
+            elif change := new[part.name]:
+                out.append(replace(change, spelled=part.spelled, joined=part.joined))
         return " ".join(text for part in out + added for text in _write(part))
 
     def _typed(self, name: str, kind: type, words: str) -> Any:
@@ -143,9 +140,9 @@ class Launch:
         if value is None:
             return None
         try:
-            if isinstance(value, (bool, list)):
+            if isinstance(value, (bool, list)) or not math.isfinite(number := kind(value)):
                 raise ValueError
-            return kind(value)
+            return number
         except (ValueError, OverflowError):
             found = "no value" if value is True else repr(value)[:80]
             raise InputError(_where(name), found, words) from None
