@@ -307,6 +307,7 @@ CASES: list[tuple[str, Change, Change]] = [
         both(wider, draft(target_hidden_size=80), weights(embed_tokens__weight=torch.randn(VOCAB, H))),
     ),
     ("flags.backend", flags("--speculative-frobnicate 3"), flags("--speculative-ngram-capacity 3")),
+    ("flags.backend", flags("--speculative-draft-window-size=-1"), flags("--speculative-draft-window-size 128")),
     ("aux.ids_convention", lambda p: p.ids(0, 5, 8), lambda p: p.ids(-1, 5, 8)),
     ("aux.order", lambda p: p.ids(8, 1, 5), both(DEEPSEEK, lambda p: p.ids(20, 40, 1))),
     (

@@ -71,10 +71,10 @@ def serve(
     norms = {name: bool(getattr(draft, name)) and reads_norm(draft, name, version) for name in NORM_PLACES}
     flag = launch.integer("speculative_draft_window_size") if version != "0.5.9" and not draft.mla else None
     window = flag + 1 if flag and flag > 0 else None
-    head: Literal["own", "tied", "target"] = "target" if draft.draft_vocab_size is None else "own"
-    head = "tied" if draft.tied else head
+    own = "target" if draft.draft_vocab_size is None else "own"
+    head: Literal["own", "tied", "target"] = "tied" if draft.tied else own
     embedding: Literal["target", "own"] = "target" if shares_embedding(draft) else "own"
-    crashes = (*spec.refusals, *_crashes(draft, target, launch, version, found, context, loading))
+    crashes = (*spec.refusals, *_crashes(draft, launch, version, found, context, loading))
     wiring = None
     if not crashes and found is not None:
         wiring = Wiring(
@@ -159,7 +159,6 @@ def draft_context(draft: DraftConfig, launch: Launch, version: str) -> int:
 
 def _crashes(
     draft: DraftConfig,
-    target: TargetConfig | None,
     launch: Launch,
     version: str,
     found: Captured | None,
