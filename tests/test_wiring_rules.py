@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.findings.finding import Edit
 from eagle3lib.findings.wiring_rules import conclusion, coverage_findings, measured_wiring, sample_findings
+from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.rates import rate
+from eagle3lib.measuring.wiring_search import Candidate, Search
 from eagle3lib.reading.samples import Sample
+from eagle3lib.telling import figures, views
 from tests.static_pairs import VOCAB, H, Pair
 
 IDS = "eagle_config.eagle_aux_hidden_state_layer_ids"
@@ -68,6 +72,19 @@ def test_files_that_do_not_name_their_boundaries_settle_nothing(tmp_path: Path) 
     assert "do not name" in words and sample_findings(inspection, wiring, GOOD) == []
     with pytest.raises(InputError):
         unnamed[0].stack((0, 3, 31))
+
+
+def test_the_answer_says_what_was_measured() -> None:
+    """Files of a large target: the row that others are held against stands for the samples' own boundaries."""
+    own = Candidate("as configured", Wiring((0, 3, 31)), GOOD, rate([160] * 3, [80] * 3), 0.0, (0.0, 0.0))
+    search = Search((own,), own.wiring, (1,), 40, 12.0)
+    measured = "on the samples' own boundaries; the captured ones are not at hand"
+    said = unescape(views.answer("sound", search, measured, worse_on_traffic=True).data)
+    assert "On the samples' own boundaries" in said and "0, 3, 31" in said and "as configured" not in said.split(";")[0]
+    assert "Slot 2" in said and "traffic is predicted worse" in said
+    assert own.to_json()["boundaries"] == [0, 3, 31]
+    (label,) = figures.wirings([own], measured).axes[0].get_yticklabels()
+    assert label.get_text() == measured
 
 
 @pytest.mark.parametrize(("inside", "severity"), [(990, "note"), (900, "warning"), (1000, None)])

@@ -213,6 +213,8 @@ def answer(found: str, search: Search | None, measured: str, worse_on_traffic: b
     numbers += f"; with {better.change} {better.accept_length.value:.2f}." if better else (
         f"; the best of {search.passes} tried ({best.change}) gives {best.accept_length.value:.2f}."
     )  # fmt: skip
+    for slot in search.idle_slots:
+        numbers += f" Slot {slot + 1} predicts better without its stream: it was trained on none of the states at hand."
     numbers += f" The search cost as much as {search.cost:.0f} passes of one wiring over these samples."
     return text(words + numbers)
 
