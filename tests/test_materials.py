@@ -34,7 +34,8 @@ def test_each_loop_reads_anew_and_names_what_does_not_fit(tmp_path: Path) -> Non
     materials = Materials(read_samples(written(tmp_path, 5, bad=(1,))), "", TENSORS, tmp_path, assumed=(3, 5, 7))
     for _ in range(2):
         assert numbers(materials) == [0, 2, 3, 4]
-        assert [name[:3] for name in materials.refused] == ["001"]
+        assert int(materials.first().states[3][0, 0]) == 0
+        assert [name[:3] for name in materials.refused] == ["001"] and materials.samples.given == 5
     (tmp_path / "004.safetensors").unlink()
     assert numbers(materials) == [0, 2, 3]
 

@@ -90,6 +90,10 @@ class Materials:
         """By file, why the last loop could not use it."""
         return self.samples.refused
 
+    def first(self) -> Material:
+        """The first one; what the last loop counted stays."""
+        return next(iter(replace(self, samples=replace(self.samples, refused={}))))
+
     def at(self, boundaries: Iterable[int]) -> Materials:
         """The same with these states alone, where they are computed."""
         return replace(self, boundaries=tuple(dict.fromkeys(boundaries)))
