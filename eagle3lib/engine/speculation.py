@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from eagle3lib.engine.capture_ids import Refusal
-from eagle3lib.reading.launch import SPECULATIVE, Launch
+from eagle3lib.reading.launch import SETTING, SPECULATIVE, Launch
 
+SETTING_FLAGS = tuple("--" + name.replace("_", "-") for name in SETTING)
 EAGLE_FAMILY = ("EAGLE", "EAGLE3", "STANDALONE")
 BUILTIN = (*EAGLE_FAMILY, "NEXTN", "NGRAM", "DFLASH", "DSPARK", "UNO")
 _TREE_BACKENDS = {"0.5.9": ("flashinfer", "fa3"), "0.5.23": ("flashinfer", "fa3", "triton")}
@@ -48,9 +49,7 @@ def speculation(launch: Launch, target_architecture: str, version: str) -> Specu
     asked = launch.text("speculative_algorithm")
     if not launch or launch.program == "vllm":
         return Speculation()
-    steps, topk, tokens = (
-        launch.integer(f"speculative_{name}") for name in ("num_steps", "eagle_topk", "num_draft_tokens")
-    )
+    steps, topk, tokens = map(launch.integer, SETTING)
     if asked is None and (is_command(launch) or (steps, topk, tokens) == (None, None, None)):
         return Speculation()
     algorithm = (asked or "EAGLE3").upper()  # bare flags are read as meant for this draft

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from eagle3lib.engine.client import Client
 from eagle3lib.engine.server import Server
+from eagle3lib.engine.speculation import SETTING_FLAGS
 from eagle3lib.errors import InputError
 from eagle3lib.measuring.acceptance import from_histograms
-from eagle3lib.reading.launch import Launch
+from eagle3lib.reading.launch import SETTING, Launch
 from eagle3lib.reading.points import OFF, Point, Setting
 from eagle3lib.reading.prompts import Prompt
-
-FLAGS = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
 
 
 def run_sweep(
@@ -76,7 +75,7 @@ def setting_launch(launch: Launch, setting: Setting) -> Launch:
     if tuple(setting) == OFF:
         changes = {part.spelled: None for part in launch.parts if part.name.startswith("speculative_")}
     else:
-        changes = dict(zip(FLAGS, setting, strict=True))
+        changes = dict(zip(SETTING_FLAGS, setting, strict=True))
         if "speculative_algorithm" not in launch.flags:
             changes["--speculative-algorithm"] = "EAGLE3"
     return Launch.parse(launch.render(changes))
@@ -110,8 +109,7 @@ def _measure(
 def _served_otherwise(client: Client, setting: Setting) -> str:
     """What the engine made of the setting, where it changed it (with topk 1, num_steps + 1 draft tokens)."""
     info = client.server_info()
-    names = ("num_steps", "eagle_topk", "num_draft_tokens")
-    served = tuple(info.get(f"speculative_{name}") or 0 for name in names)
+    served = tuple(info.get(name) or 0 for name in SETTING)
     return "" if served == tuple(setting) else f"served as {'/'.join(map(str, served))}"
 
 

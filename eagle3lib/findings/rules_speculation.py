@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from eagle3lib.engine.speculation import is_command, tree_nodes
+from eagle3lib.engine.speculation import SETTING_FLAGS, is_command, tree_nodes
 from eagle3lib.findings.finding import Edit
 from eagle3lib.findings.rule import Facts, Inspection, Rule, drop_flag
+from eagle3lib.reading.launch import SETTING
 
 _HOOK = "sgl-project/sglang srt/arg_groups/speculative_hook.py _handle_eagle_family"
-_NAMES = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
 
 
 def judged(i: Inspection) -> bool:
@@ -58,8 +58,8 @@ def _algorithm(i: Inspection) -> Iterator[Facts]:
 def _steps(i: Inspection) -> Iterator[Facts]:
     if not judged(i):
         return
-    asked = [i.launch.integer(name[2:].replace("-", "_")) for name in _NAMES]
-    shown = " ".join(f"{name} {value}" for name, value in zip(_NAMES, asked, strict=True) if value is not None)
+    asked = [i.launch.integer(name) for name in SETTING]
+    shown = " ".join(f"{name} {value}" for name, value in zip(SETTING_FLAGS, asked, strict=True) if value is not None)
     spec = i.served.speculation
     effective = "/".join("?" if v is None else str(v) for v in (spec.num_steps, spec.topk, spec.num_draft_tokens))
     facts = {"shown": shown or "no settings", "effective": effective}
@@ -96,7 +96,7 @@ def _steps(i: Inspection) -> Iterator[Facts]:
 
 
 def _settings(steps: int, topk: int, tokens: int) -> Facts:
-    values = dict(zip(_NAMES, (steps, topk, tokens), strict=True))
+    values = dict(zip(SETTING_FLAGS, (steps, topk, tokens), strict=True))
     words = f"a chain of {steps}" if topk == 1 else "a tree that holds its deepest path"
     if (steps, topk, tokens) == (3, 1, 4):
         words = "a chain of three, the usual start"

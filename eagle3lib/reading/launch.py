@@ -37,6 +37,8 @@ SPECULATIVE = (
     "speculative_moe_runner_backend", "speculative_moe_a2a_backend", "speculative_enable_w4a4_mxfp4_megamoe",
     "speculative_draft_model_quantization", "speculative_adaptive", "speculative_adaptive_config",
 )  # fmt: skip
+#: The fields of a setting ``[num_steps, topk, num_draft_tokens]``, in its order.
+SETTING = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.S)
 _FLAG = re.compile(r"--[A-Za-z_]")
 _NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?$|-?\.\d+$")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading.files import read_text
+from eagle3lib.reading.launch import SETTING
 
 Status = Literal["ok", "failed", "refused"]
 Setting = tuple[int, int, int]  # num_steps, topk, num_draft_tokens
@@ -120,8 +121,7 @@ def _from_serving(record: Mapping[str, Any]) -> dict[str, Any]:
     """``sglang.benchmark.serving``: the flags are in the server's own account."""
     server = record.get("server_info") or {}
     speculates = server.get("speculative_algorithm") is not None
-    names = ("num_steps", "eagle_topk", "num_draft_tokens")
-    setting = [server.get(f"speculative_{name}", 0) if speculates else 0 for name in names]
+    setting = [server.get(name, 0) if speculates else 0 for name in SETTING]
     return {
         **dict(zip(FIELDS, setting, strict=True)),
         "concurrency": record.get("max_concurrency") or max(1, round(record.get("concurrency") or 1)),
