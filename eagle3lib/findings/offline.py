@@ -18,6 +18,7 @@ from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.expected import Rule
 from eagle3lib.measuring.materials import Materials
 from eagle3lib.measuring.served import ServedForecast, forecast_served
+from eagle3lib.measuring.served_wiring import Progress, ServedWiring, served_wiring
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.points import Setting
@@ -79,3 +80,20 @@ def predict_served(
     except InputError as error:
         return (), f"The served requests are not predicted. {error}"
     return tuple(found), ""
+
+
+def read_wiring(
+    pair: Pair | str, reports: Sequence[EngineReport], path: str, setting: Setting, temperature: float,
+    progress: Progress,
+) -> list[ServedWiring]:  # fmt: skip
+    """The prediction turned round: the wiring under which it is what was served; nothing where it cannot be told."""
+    if isinstance(pair, str) or not reports or (temperature and pair.rule == "rejection"):
+        return []
+    ids, bases = pair.inspection.draft.aux_ids, [pair.inspection.target.rope.theta]
+    try:
+        return served_wiring(
+            reports, path, pair.draft, pair.wiring, pair.target, pair.tensors, pair.cache, setting,
+            ids=ids, bases=bases, progress=progress,
+        )  # fmt: skip
+    except InputError:  # said of the prediction already, which needs the same
+        return []

@@ -16,20 +16,21 @@ from matplotlib.ticker import MaxNLocator
 
 from eagle3lib.measuring.rates import Rate
 from eagle3lib.measuring.trails import Part, Trail, by_category, by_kind, by_position, by_prompt_length, first_and_rest
+from eagle3lib.reading.points import Setting
 from eagle3lib.reading.token_kinds import decoder
 from eagle3lib.telling import figures
 from eagle3lib.telling.figures import COLOURS, panels, show
-from eagle3lib.telling.tables import length, table, text
+from eagle3lib.telling.tables import length, rate, table, text
 
 if TYPE_CHECKING:
     from IPython.display import HTML
 
     from eagle3lib.findings.breakdown_rules import Limit
     from eagle3lib.measuring.acceptance import Acceptance
+    from eagle3lib.measuring.served_wiring import ServedWiring
     from eagle3lib.telling.records import Run
 
 View = tuple[Figure | None, str]
-Setting = tuple[int, int, int]
 #: A further draft step that adds less than this share of the accept length has stopped paying.
 PAYS = 0.01
 
@@ -230,6 +231,19 @@ def kinds(found: Sequence[Group], kind: Callable[[int], str] | None) -> View:
     )
 
 
+def wirings(found: Sequence[ServedWiring]) -> HTML:
+    """The wirings that foretell most of what each report's requests accepted."""
+    rows = [
+        {
+            "source": each.source, "wiring": fit.change, "boundaries": list(fit.wiring.boundaries),
+            "responses exactly": rate(fit.exact), "verify steps": rate(fit.steps),
+        }
+        for each in found
+        for fit in each.fits[:4]
+    ]  # fmt: skip
+    return table(rows, "Nothing to read it from: that needs responses with their token ids and histograms.")
+
+
 def worst_table(trails: Sequence[Trail], target: str = "") -> HTML:
     """The requests with the lowest accept length. ``target``: whose tokenizer gives the replies' text; empty: none."""
     decode = decoder(target) if target else None
@@ -260,16 +274,16 @@ def _from_one(axis: Axes) -> None:
 
 def _points(axis: Axes, xs: Sequence[float], rates: Sequence[Rate], colour: str, label: str, line: str = "-") -> None:
     axis.plot(xs, [rate.value for rate in rates], marker="o", ls=line, color=colour, label=label)
-    for x, rate in zip(xs, rates, strict=True):
-        if rate.ci is not None:
-            axis.vlines(x, *rate.ci, color=colour, alpha=0.45, lw=3)
+    for x, each in zip(xs, rates, strict=True):
+        if each.ci is not None:
+            axis.vlines(x, *each.ci, color=colour, alpha=0.45, lw=3)
 
 
 def _bars(axis: Axes, ys: Sequence[float], rates: Sequence[Rate], colour: str, label: str) -> None:
     axis.scatter([rate.value or 0.0 for rate in rates], ys, color=colour, label=label, zorder=3)
-    for y, rate in zip(ys, rates, strict=True):
-        if rate.ci is not None:
-            axis.hlines(y, *rate.ci, color=colour, alpha=0.45, lw=3)
+    for y, each in zip(ys, rates, strict=True):
+        if each.ci is not None:
+            axis.hlines(y, *each.ci, color=colour, alpha=0.45, lw=3)
 
 
 def _rows(axis: Axes, labels: Sequence[str], what: str) -> None:
