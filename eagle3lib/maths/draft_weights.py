@@ -240,7 +240,7 @@ def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig, g: Laten
 
 def _finite(tensor: Tensor) -> bool:
     """Part by part: a whole embedding's flags, and its copy in float32, would be the peak of memory."""
-    return all(bool(torch.isfinite(part.float()).all()) for part in tensor.split(4096))
+    return all(bool(torch.isfinite(part.float()).all()) for part in tensor.split(256))
 
 
 def _check_device(device: str | torch.device) -> None:
