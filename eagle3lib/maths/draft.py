@@ -284,7 +284,7 @@ def embedding_table(draft: Draft, wiring: Wiring) -> Tensor:
 
 def _shifted(hidden: Tensor, shift: int) -> Tensor:
     """Row t becomes row ``t - shift``; rows before the first are zero, as no state stands there."""
-    if shift >= 0:
+    if shift > 0:
         return F.pad(hidden, (0, 0, shift, 0))[: len(hidden)]
     return hidden[-shift:]
 

@@ -198,7 +198,7 @@ def head(x: Tensor, weight: Tensor, rows: int = 512) -> tuple[Tensor, Tensor]:
     return torch.cat(best), torch.cat(gaps)
 
 
-def _two_best(logits: Tensor, size: int = 128) -> tuple[Tensor, Tensor]:
+def _two_best(logits: Tensor, size: int = 64) -> tuple[Tensor, Tensor]:
     """``topk(2)`` as index of the best ``[S]`` and gap ``[S]``, by blocks: a maximum is far cheaper than a sort.
 
     The two best are in the two blocks with the largest maxima.
