@@ -15,7 +15,7 @@ from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.forecast import BEYOND, agreement, continued, forecast
+from eagle3lib.measuring.forecast import BEYOND, agreement, continued, setting_forecast
 from eagle3lib.measuring.materials import material
 from eagle3lib.measuring.replay import STAGES, replay
 from eagle3lib.reading.captures import read_capture
@@ -96,13 +96,15 @@ def test_stages_and_steps_are_the_engine_s(name: str, target, tmp_path: Path) ->
         ids = torch.tensor(response.input_ids + response.output_ids)
         prompt = len(response.input_ids)
         samples.append(Sample("r", ids, torch.arange(len(ids)) >= prompt, prompt))
-    materials = [
-        material(sample, folder, tensors, tmp_path / "cache", wiring.boundaries)
+    forecasts = [
+        setting_forecast(
+            draft, wiring, material(sample, folder, tensors, tmp_path / "cache", wiring.boundaries),
+            (STEPS, 1, STEPS + 1), BEYOND,
+        )
         for sample in continued(samples, folder)
-    ]
-    requests = forecast(draft, wiring, materials, STEPS, BEYOND)
-    walks = [request.walks[STEPS - 1] for request in requests]
-    found = agreement(walks, [(response.accepted_per_step, response.histogram) for response in responses])
+    ]  # fmt: skip
+    walks = [forecast.walk for forecast in forecasts]
+    found = agreement(forecasts, [(response.accepted_per_step, response.histogram) for response in responses])
     assert all(walk.complete for walk in walks) and found.left_out == 0
     assert found.equal == found.steps == sum(len(walk.accepted) for walk in walks)
     assert len({accepted for walk in walks for accepted in walk.accepted}) >= 3, "accepted counts that differ"

@@ -16,9 +16,9 @@ from eagle3lib.findings.wiring_rules import accuracy_findings, coverage_findings
 from eagle3lib.maths.draft import Chains, target_ids
 from eagle3lib.measuring.acceptance import Acceptance, from_histograms
 from eagle3lib.measuring.accuracy import coverage
-from eagle3lib.measuring.evaluation import sample_walk
+from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate, sample_walk
 from eagle3lib.measuring.expected import Rule, expected
-from eagle3lib.measuring.forecast import Forecast, forecast, predicted, setting_forecast
+from eagle3lib.measuring.forecast import predicted, setting_forecast
 from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.prediction import Walk, accept_counts
 from eagle3lib.measuring.rates import Rate, rate
@@ -48,6 +48,7 @@ class Breakdown:
     kind: Callable[[int], str] | None = None
     #: ``quality.undertrained`` and ``vocab.coverage``, as far as these samples settle them.
     findings: tuple[Finding, ...] = ()
+    unfinished: int = 0  #: samples that end in the middle of a step, which is left out
     left_out: str = ""
 
 
@@ -74,46 +75,63 @@ def break_down(
         return Breakdown(kind=kind)
     num_steps, spoken = setting[0], [each.sample for each in told]
     missing = coverage([s.input_ids for s in spoken], [s.loss_mask for s in spoken], ids)
-    trails = tuple(from_walk(each.own.walk, each.sample, num_steps) for each in told)
+    trails = tuple(from_walk(each.walk, each.sample, num_steps) for each in told)
+    chains = Evaluation(tuple(each.chains for each in told))
     settings = {
-        (steps, 1, steps + 1): rate(*accept_counts([each.chains[steps - 1] for each in told]))
-        for steps in range(1, max(MOST_STEPS, num_steps) + 1)
+        (steps, 1, steps + 1): chains.accept_length(steps) for steps in range(1, max(MOST_STEPS, num_steps) + 1)
     }
-    settings[setting] = rate(*accept_counts([each.own.walk for each in told]))
+    settings[setting] = rate(*accept_counts([each.walk for each in told]))
     ceiling = None if ids is None else _ceiling(spoken, ids, num_steps)
-    found = (*coverage_findings(missing), *_undertrained(pair.inspection, trails))
-    return Breakdown(_sources(told, setting, temperature, pair.rule), trails, settings, ceiling, missing, kind, found)
+    found = (*coverage_findings(missing), *_undertrained(pair.inspection, chains))
+    unfinished = sum(not each.walk.complete for each in told)
+    why = next((each.why for each in told if each.why), "")
+    return Breakdown(
+        _sources(told, setting, temperature, pair.rule),
+        trails,
+        settings,
+        ceiling,
+        missing,
+        kind,
+        found,
+        unfinished,
+        why,
+    )
 
 
 @dataclass(frozen=True)
 class _Told:
-    """One sample: its chains' walks by steps, the setting's own forecast, and what stands beside it."""
+    """One sample: its chains of every length, the walk of the setting in force, and what stands beside it."""
 
     sample: Sample
-    chains: tuple[Walk, ...]
-    own: Forecast
-    textbook: Forecast | None
+    chains: Request
+    walk: Walk
+    textbook: Walk | None
     expected: tuple[float, ...]
+    why: str  #: there is no expectation
 
 
 def _predict(pair: Pair, made: Material, setting: Setting, temperature: float) -> _Told:
     draft, wiring = pair.draft, pair.wiring
-    [request] = forecast(draft, wiring, [made], max(MOST_STEPS, setting[0]))
-    own = setting_forecast(draft, wiring, made, setting)
-    textbook = setting_forecast(draft, wiring, made, setting, ancestors=True) if setting[1] > 1 else None
-    counts = ()
-    if temperature:
-        counts = expected(draft, wiring, made, pair.target, pair.tensors, setting, temperature, pair.rule)
+    chains = evaluate(draft, wiring, made.sample, made.stack(wiring.boundaries), max(MOST_STEPS, setting[0]))
+    walk, textbook, counts, why = chains.walks[setting[0] - 1], None, (), ""
+    if setting[1] > 1:
+        walk = setting_forecast(draft, wiring, made, setting).walk
+        textbook = setting_forecast(draft, wiring, made, setting, ancestors=True).walk
+    if temperature and pair.rule != "greedy":
+        try:
+            counts = expected(draft, wiring, made, pair.target, pair.tensors, setting, temperature, pair.rule)
+        except InputError as error:
+            why = f"What to expect at temperature {temperature:g} is left out. {error}"
     bare = replace(made.sample, states=None, last_hidden_state=None)  # a hundred conversations' are too many to hold
-    return _Told(bare, request.walks, own, textbook, counts)
+    return _Told(bare, chains, walk, textbook, counts, why)
 
 
 def _sources(told: Sequence[_Told], setting: Setting, temperature: float, rule: Rule) -> tuple[Acceptance, ...]:
-    made = [predicted([each.own for each in told], setting, "predicted for the samples")]
+    made = [predicted([each.walk for each in told], setting, "predicted for the samples")]
     if setting[1] > 1:
         textbook = [each.textbook for each in told if each.textbook]
         made.append(predicted(textbook, setting, "what if: keys of true ancestors"))
-    if temperature:
+    if all(each.expected for each in told):
         num_steps, topk, num_draft_tokens = setting
         made.append(
             from_histograms(
@@ -157,11 +175,10 @@ def _ceiling(samples: Sequence[Sample], ids: torch.Tensor, num_steps: int) -> Ac
     return from_histograms("vocabulary ceiling", "offline", definition, histograms, num_steps=num_steps)
 
 
-def _undertrained(inspection: Inspection, trails: Sequence[Trail]) -> list[Finding]:
+def _undertrained(inspection: Inspection, chains: Evaluation) -> list[Finding]:
     """Only where the files give no reason to doubt the wiring: else what is poor may be the way it is fed."""
     served, trained = inspection.served.wiring, inspection.trained.wiring
     doubted = any(finding.severity == "error" for finding in inspection.findings)
     if doubted or served is None or trained is None or served.boundaries != trained.boundaries:
         return []
-    steps = [len(trail.steps) for trail in trails]
-    return accuracy_findings(rate([sum(step.accepted > 0 for step in trail.steps) for trail in trails], steps))
+    return accuracy_findings(chains.depths()[0].conditional)

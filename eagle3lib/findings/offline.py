@@ -30,7 +30,7 @@ Watch = Callable[[Iterable, str], Iterable]
 
 @dataclass(frozen=True)
 class Pair:
-    """Everything that a prediction needs. ``rule``: how the engine verifies above temperature 0."""
+    """Everything that a prediction needs. ``rule``: how the engine verifies above temperature 0; on a CPU as at 0."""
 
     inspection: Inspection
     draft: Draft
@@ -56,12 +56,19 @@ def open_pair(draft: str, target: str, launch: str, engine: str, cache: Path) ->
         if not target:
             return inspection, "Not predicted: that needs draft and target."
         wiring, tensors = inspection.runnable_wiring, TargetTensors.load(target)
-        rejection = Launch.parse(launch).switch("speculative_use_rejection_sampling")
-        rule: Rule = "rejection" if rejection else "target-only"
+        rule = _rule(Launch.parse(launch))
         loaded = Draft.load(draft, tensors.embedding)
     except InputError as error:
         return inspection, f"Not predicted. {error}"
     return inspection, Pair(inspection, loaded, wiring, target, tensors, cache, rule)
+
+
+def _rule(launch: Launch) -> Rule:
+    """SGLang 0.5.23, ``eagle_utils._verify_uses_greedy``, ``speculative_hook``; ROCm may default otherwise."""
+    if launch.text("device") in ("cpu", "xpu"):
+        return "greedy"
+    drawn = ("speculative_use_rejection_sampling", "speculative_use_block_verification")
+    return "rejection" if any(launch.switch(name) for name in drawn) else "target-only"
 
 
 def predict_served(

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eagle3lib.errors import InputError
 from eagle3lib.maths.target_states import model
 from eagle3lib.maths.trees import Trees
 
@@ -21,9 +22,18 @@ def node_chances(
     """``[S, N]``: the chance that the target, sampling at ``temperature``, says the node after its path.
 
     One forward pass over the conversation and the nodes of many trees, each node seeing the conversation up to its
-    start and its own ancestors. Full attention is assumed. 0 for a node whose parent was not chosen.
+    start and its own ancestors. 0 for a node whose parent was not chosen.
+
+    Raises:
+        InputError: the target's window is shorter than the conversation.
     """
     target = model(str(folder), dtype)
+    window = getattr(target.config, "sliding_window", None)
+    if "sliding_attention" in (getattr(target.config, "layer_types", None) or ()) and window < len(tokens):
+        raise InputError(
+            "the target's sliding_window", window, f"at least the conversation's {len(tokens)} tokens",
+            "take shorter samples: further ones are not computed with a tree's own mask",
+        )  # fmt: skip
     size = max(1, ROWS // trees.tokens.shape[1])
     parts = []
     for at in range(0, len(trees.starts), size):

@@ -1,13 +1,15 @@
-"""Acceptance above temperature 0, as an expectation: nothing is drawn.
+"""Acceptance above temperature 0, as an expectation over the draws: nothing is drawn.
 
 Target-only (SGLang's rule unless told otherwise, ``tree_speculative_sampling_target_only``): the target draws its
-next token and a drafted child that is this token is accepted. A node is reached with the product of the target's
-probabilities along its path.
+next token, and a drafted child that is this token is accepted. What was said therefore fixes where verify steps
+begin; from there a node is reached with the product of the target's probabilities along its path.
 
 Rejection sampling (Leviathan et al. 2023, arXiv 2211.17192; SGLang ``--speculative-use-rejection-sampling``, chains
-only): a draft x from q is accepted with min(1, p(x) / q(x)), so that token x comes from an accepted draft with
-min(p(x), q(x)) = p(x) * min(1, q(x) / p(x)). In a conversation that the target itself sampled, the product of the
-second factors is therefore an unbiased estimate of the chance to get that far, and sum(min(p, q)) that of one more.
+only): a draft x from q is accepted with min(1, p(x) / q(x)). A token x that was said came from an accepted draft with
+min(p(x), q(x)) of its p(x), so with min(1, q(x) / p(x)): what was said leaves a chain of such chances.
+
+Both average over conversations that the target sampled at this temperature. Plain temperature only: the top-k and
+top-p that an engine may apply besides are left out.
 """
 
 from __future__ import annotations
@@ -25,31 +27,34 @@ from eagle3lib.maths.target_states import TargetTensors, target_states
 from eagle3lib.maths.tree_chances import node_chances
 from eagle3lib.maths.trees import Trees, grow
 from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.evaluation import sample_walk
 from eagle3lib.measuring.materials import Material
 from eagle3lib.reading.points import Setting
 
-Rule = Literal["target-only", "rejection"]
+Rule = Literal["target-only", "rejection", "greedy"]
 
 
 def expected(
     draft: Draft, wiring: Wiring, material: Material, target: str | Path, tensors: TargetTensors, setting: Setting,
     temperature: float, rule: Rule = "target-only",
 ) -> tuple[float, ...]:  # fmt: skip
-    """``[j]``: expected verify steps of one request that accept j drafts, at the starts of its conversation.
+    """``[j]``: expected verify steps of one request that accept j drafts.
 
-    The target must be small enough to run. Under rejection sampling a reply's last ``num_steps`` tokens are only
-    looked ahead to.
+    ``rule`` is not greedy. The target must be small enough to run. Under rejection sampling a reply's last
+    ``num_steps`` tokens are only looked ahead to.
     """
     num_steps, sample = setting[0], material.sample
     states, first = material.stack(wiring.boundaries), sample.prompt_tokens - 1
     if rule == "target-only":
         trees = grow(draft, wiring, states, sample.input_ids, setting, first)
         at_least = target_only(trees, node_chances(target, sample.input_ids, trees, temperature), num_steps)
-    else:
-        last = target_states(target, sample.input_ids)[:, -1]
-        at_least = rejection(draft, wiring, states, sample.input_ids, last, tensors, temperature, num_steps, first)
+        walk = sample_walk(sample, trees.starts, trees.runs)
+        return tuple(_exactly(at_least)[list(walk.starts)].sum(0).tolist())
+    last = target_states(target, sample.input_ids)[:, -1]
+    at_least = rejection(draft, wiring, states, sample.input_ids, last, tensors, temperature, num_steps, first)
     counts = [
-        expected_histogram(at_least[begin - 1 - first : end - 1 - first], end - begin) for begin, end in sample.replies
+        expected_histogram(at_least[begin - 1 - first : max(begin, end - num_steps) - 1 - first])
+        for begin, end in sample.replies
     ]
     return tuple(map(sum, zip(*counts, strict=True)))
 
@@ -70,7 +75,9 @@ def rejection(
     draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, last: Tensor, target: TargetTensors,
     temperature: float, num_steps: int, first: int = 0, rows: int = 256,
 ) -> Tensor:  # fmt: skip
-    """``[S, num_steps + 1]``: the chance to accept at least j drafts, for the starts that have all tokens ahead.
+    """``[S, num_steps + 1]``: the chance that at least j drafts were accepted, given what was said.
+
+    For the starts that have all tokens ahead.
 
     Args:
         states, tokens, first: as in ``draft.forward``; the conversation was sampled at ``temperature``.
@@ -79,36 +86,39 @@ def rejection(
     """
     starts = torch.arange(first, len(tokens) - num_steps - 1)
     weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
-    gone, at_least = torch.ones(len(starts)), [torch.ones(len(starts))]
+    at_least = [torch.ones(len(starts))]
     hidden = combine(draft, wiring, states)
     for depth, state in enumerate(depth_states(draft, wiring, hidden, tokens, num_steps, first), 1):
         logits = F.linear(before_head(draft, wiring, state[: len(starts)]), weight).float()
-        overlap, ratio = [], []
+        ratio = []
         for part, drafted in zip(starts.split(rows), logits.split(rows), strict=True):
-            p = torch.softmax(target.logits(last[part + depth]).float() / temperature, -1)  # [rows, V]
-            q = torch.softmax(drafted / temperature, -1)  # [rows, V_d]
-            q = q if ids is None else torch.zeros_like(p).index_add_(1, ids, q)
+            p = torch.log_softmax(target.logits(last[part + depth]).float() / temperature, -1)  # [rows, V]
+            q = torch.log_softmax(drafted / temperature, -1)  # [rows, V_d]
+            if ids is not None:
+                q = torch.full_like(p, float("-inf")).index_copy_(1, ids, q)
             said = tokens[part + depth + 1, None]
-            overlap.append(torch.minimum(p[:, : q.shape[1]], q).sum(1))
-            ratio.append((q.gather(1, said).log() - p.gather(1, said).log()).exp().clamp(max=1)[:, 0])
-        at_least.append(gone * torch.cat(overlap))
-        gone = gone * torch.cat(ratio)
+            ratio.append((q.gather(1, said) - p.gather(1, said)).exp().clamp(max=1)[:, 0])
+        at_least.append(at_least[-1] * torch.cat(ratio))
     return torch.stack(at_least, 1)
 
 
-def expected_histogram(at_least: Tensor, outputs: int) -> tuple[float, ...]:
-    """``[j]``: expected verify steps with j accepted drafts, of a request of ``outputs`` tokens.
+def expected_histogram(at_least: Tensor) -> tuple[float, ...]:
+    """``[j]``: expected verify steps with j accepted drafts, at the starts of one reply.
 
-    ``at_least [S, num_steps + 1]`` of the reply's starts, in order. A step at start t that accepts j is followed by
-    one at start t + j + 1; the prefill gives the first token.
+    ``at_least [S, num_steps + 1]``, given what was said. A step at start t that accepts j is followed by one at start
+    t + j + 1; the prefill gives the first token.
     """
-    exactly = at_least - F.pad(at_least[:, 1:], (0, 1))  # [S, num_steps + 1]
+    exactly = _exactly(at_least).double()
     depths = exactly.shape[1]
     visits = torch.zeros(len(exactly) + depths, dtype=torch.float64)
     visits[0] = 1
     counted = torch.zeros(depths, dtype=torch.float64)
-    for start in range(min(outputs - 1, len(exactly))):
-        steps = visits[start] * exactly[start].double()
+    for start in range(len(exactly)):
+        steps = visits[start] * exactly[start]
         counted += steps
         visits[start + 1 : start + 1 + depths] += steps
     return tuple(counted.tolist())
+
+
+def _exactly(at_least: Tensor) -> Tensor:
+    return at_least - F.pad(at_least[:, 1:], (0, 1))  # [S, num_steps + 1]

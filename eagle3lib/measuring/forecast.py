@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from eagle3lib.maths.target_states import greedy
 from eagle3lib.maths.trees import grow
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance, from_histograms
-from eagle3lib.measuring.evaluation import Request, evaluate, sample_walk
+from eagle3lib.measuring.evaluation import sample_walk
 from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.prediction import Walk
 from eagle3lib.reading.points import Setting
@@ -77,20 +77,13 @@ def _longer(sample: Sample, words: Sequence[int]) -> Sample:
                    last_hidden_state=None)  # fmt: skip
 
 
-def forecast(
-    draft: Draft, wiring: Wiring, materials: Iterable[Material], num_steps: int, beyond: int = 0
-) -> list[Request]:
-    """The verify steps of every request under ``wiring``; the last ``beyond`` tokens are past the requests' end."""
-    return [evaluate(draft, wiring, m.sample, m.stack(wiring.boundaries), num_steps, beyond) for m in materials]
-
-
 def setting_forecast(
     draft: Draft, wiring: Wiring, material: Material, setting: Setting, beyond: int = 0, ancestors: bool = False
 ) -> Forecast:
     """What serving accepts under ``setting``: a chain where topk is 1, else SGLang's tree.
 
-    Greedy, or SGLang's target-only sampling of these very tokens. ``beyond`` as in ``forecast``; ``ancestors`` as in
-    ``trees.grow``: what trees would give if each node attended to its own chain.
+    Greedy, or SGLang's target-only sampling of these very tokens. ``beyond``: the last so many tokens are past the
+    request's end. ``ancestors`` as in ``trees.grow``: what trees would give if each node attended to its own chain.
     """
     num_steps, topk, _ = setting
     sample, states = material.sample, material.stack(wiring.boundaries)
@@ -107,12 +100,12 @@ def setting_forecast(
     return Forecast(sample.name, known, sample_walk(sample, starts, runs, beyond))
 
 
-def predicted(forecasts: Sequence[Forecast], setting: Setting, source: str = "offline prediction") -> Acceptance:
+def predicted(walks: Sequence[Walk], setting: Setting, source: str = "offline prediction") -> Acceptance:
     """The walks as one source, to be set beside an engine's."""
     num_steps, topk, num_draft_tokens = setting
     return from_histograms(
         source, "offline", "walk of the verify steps that greedy serving takes; bonus token included",
-        [each.walk.histogram(num_steps) for each in forecasts],
+        [walk.histogram(num_steps) for walk in walks],
         num_steps=num_steps, num_draft_tokens=num_steps + 1 if topk == 1 else num_draft_tokens,
     )  # fmt: skip
 

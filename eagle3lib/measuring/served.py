@@ -11,15 +11,7 @@ from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance, Histogram, steps_of
-from eagle3lib.measuring.forecast import (
-    BEYOND,
-    Agreement,
-    Setting,
-    agreement,
-    continued,
-    predicted,
-    setting_forecast,
-)
+from eagle3lib.measuring.forecast import BEYOND, Agreement, Setting, agreement, continued, predicted, setting_forecast
 from eagle3lib.measuring.materials import material
 from eagle3lib.reading.engine_reports import EngineReport, RequestReport
 from eagle3lib.reading.samples import Sample, read_samples
@@ -66,7 +58,7 @@ def forecast_served(
         found.append(
             ServedForecast(
                 report.source,
-                predicted(forecasts, setting, f"predicted for {report.source}"),
+                predicted([each.walk for each in forecasts], setting, f"predicted for {report.source}"),
                 agreement(forecasts, list(zip(steps, histograms, strict=True))),
                 tuple(forecasts[i].walk.histogram(setting[0]) for i in whole),
                 tuple(histograms[i] for i in whole),
