@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,3 +39,8 @@ def test_a_file_keeps_to_its_room(path: Path) -> None:
         if top == "eagle3lib" and rest[0] in ROOMS and here in ROOMS:
             assert ROOMS.index(rest[0]) <= ROOMS.index(here), f"{here}/ must not import {name}"
     assert len(path.read_text().splitlines()) <= 300, "one idea a file"
+
+
+def test_every_file_stands_in_the_architecture() -> None:
+    told = set(re.findall(r"\w+", (LIBRARY.parent / "docs" / "architecture.md").read_text()))
+    assert {path.stem for path in FILES if not path.stem.startswith(("__", "rules_"))} <= told
