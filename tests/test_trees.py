@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -132,3 +133,10 @@ def test_an_impossible_tree_is_refused(setting: tuple[int, int, int]) -> None:
     draft, states, tokens = made()
     with pytest.raises(InputError, match="draft tokens for these steps and topk"):
         grow(draft, WIRINGS["plain"], states, tokens, setting)
+
+
+def test_a_map_beyond_the_vocabulary_is_refused() -> None:
+    draft, states, tokens = made()
+    absolute = replace(draft, d2t=torch.arange(0, VOCAB, 2))  # read as offsets
+    with pytest.raises(InputError, match="target ids from 0 to 15"):
+        grow(absolute, WIRINGS["plain"], states, tokens, (3, 2, 6))

@@ -87,13 +87,15 @@ def grow(
     if min(setting) < 1 or not 2 <= num_draft_tokens <= grown + 1:
         found, expected = "/".join(map(str, setting)), f"2 to {grown + 1} draft tokens for these steps and topk"
         raise InputError("setting num_steps/topk/num_draft_tokens", found, expected)
+    ids, words = target_ids(draft, wiring), embedding_table(draft, wiring).shape[0]
+    if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < words:
+        found = f"target ids from {int(ids.min())} to {int(ids.max())}"
+        raise InputError("d2t", found, f"ids within the {words} words of the embedding", "see what 01 says of the map")
     memories = [Memory() for _ in draft.layers]
     positions = torch.arange(len(tokens) + num_steps, device=draft.norm.device)
     hidden = combine(draft, wiring, states)
     (state,) = depth_states(draft, wiring, hidden, tokens, 1, first, attention, memories=memories)  # [S, H]
-    grower = _Grower(
-        draft, wiring, memories, setting, ancestors, attention, rotary(draft, wiring, positions)
-    )
+    grower = _Grower(draft, wiring, memories, setting, ancestors, attention, rotary(draft, wiring, positions))
     size = max(1, ROWS // topk)
     parts = [grower.from_rows(first + i * size, part) for i, part in enumerate(state.split(size))]
     starts = torch.arange(first, first + len(state))

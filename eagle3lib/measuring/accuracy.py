@@ -82,9 +82,11 @@ class Teacher:
 def teacher(last: Tensor, head: Tensor, ids: Tensor | None, rows: int = 256) -> Teacher:
     """From the last state after the final norm ``[T, H_t]``; ``ids [V_d]`` is the draft vocabulary.
 
-    Logits exist for ``rows`` positions at a time only; what is said is on the CPU, as ``Chains`` are.
+    Logits exist for ``rows`` positions at a time only; what is said is on the CPU, as ``Chains`` are. Ids beyond
+    the vocabulary, as a wrong map gives them, stand for its last word.
     """
     full, in_draft = [], []
+    ids = None if ids is None else ids.clamp(0, len(head) - 1)
     for part in last.split(rows):
         logits = part @ head.T  # [rows, V_t]
         full.append(logits.argmax(-1).cpu())
