@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,12 @@ from eagle3lib.measuring.trails import Step, Trail
 from eagle3lib.reading.engine_reports import EngineReport, RequestReport
 
 USUAL = (0.6, 0.55, 0.5)
+#: Flags of SGLang 0.5.23 that make another experiment of a run.
+NO_MODES = (
+    "revision", "load_format", "model_path", "lora_paths", "enable_lora", "max_lora_rank", "quantization", "dtype",
+    "kv_cache_dtype", "tokenizer_path", "chat_template", "sampling_defaults", "preferred_sampling_params",
+    "speculative_num_steps", "json_model_override_args", "temperature",
+)  # fmt: skip
 LIMIT = Limit(2048, "context.length", "the draft's max_position_embeddings")
 
 
@@ -157,15 +164,31 @@ def test_runs_that_differ_by_one_flag_are_compared_and_others_not() -> None:
     [finding] = mode_findings([plain, mode])
     assert (finding.kind, finding.severity) == ("engine.mode", "error")
     assert "--enable-dp-attention" in finding.evidence and "less in dp.jsonl" in finding.consequence
-    [unsure] = mode_findings([report("a", good), report("b", poor)])
-    assert unsure.severity == "warning"
     other_steps = report("b", poor, tp_size=4, speculative_num_steps=5)
     two_flags = report("b", poor, tp_size=2, enable_dp_attention=True)
     other_prompts = EngineReport("b", "histogram", mode.requests[::-1], mode.flags)
-    for other in (report("b", good, tp_size=2), other_steps, two_flags, other_prompts):
+    for other in (report("b", good, tp_size=2), other_steps, two_flags, other_prompts, report("b", poor)):
         assert mode_findings([plain, other]) == []
+    for name in NO_MODES:
+        assert mode_findings([plain, report("b", poor, tp_size=4, **{name: "x"})]) == [], name
     assert mode_findings([from_log(2.36), from_log(1.49, dp=True)])[0].severity == "error"
     assert from_report(plain).verify_steps == 720
+
+
+def test_without_flags_two_drafts_are_no_two_modes() -> None:
+    """Before and after a cure, in one folder: the same prompts, the same budget, another acceptance."""
+    draw = np.random.default_rng(6)
+    before, after = ([histogram(steps(draw, right, 60)) for _ in range(40)] for right in (FAULTS["floor"], USUAL))
+    assert mode_findings([report("before.jsonl", before), report("after.jsonl", after)]) == []
+
+
+@pytest.mark.parametrize("counts", [{}, {"accepted": 9, "histogram": None}, {"accepted": None, "histogram": None}])
+def test_tokens_and_steps_of_a_request(counts: dict[str, object]) -> None:
+    request = replace(RequestReport((5, 3, 3), 11, completion_tokens=20), **counts)
+    assert request.counted == (20, 11)
+    assert from_report(EngineReport("x", request.form, (request,))).accept_length.value == 20 / 11
+    stated = RequestReport(stated={"accept_length": 2.0}, prompt_tokens=5)
+    assert stated.counted is None and report_sides(EngineReport("x", "average", (stated,)), 3) == []
 
 
 def from_log(length: float, **flags: object) -> EngineReport:

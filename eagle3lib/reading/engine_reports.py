@@ -68,6 +68,18 @@ class RequestReport:
                 return "completion"
         return "average" if self.stated.get("accept_length") else "unmeasured"
 
+    @property
+    def counted(self) -> tuple[int, int] | None:
+        """Tokens given, bonus tokens among them, and verify steps; ``None`` where there are no counts of them."""
+        match self.form:
+            case "histogram":
+                return sum((1 + drafts) * count for drafts, count in enumerate(self.histogram)), sum(self.histogram)
+            case "counters":
+                return self.verify_steps + self.accepted, self.verify_steps
+            case "completion":
+                return self.completion_tokens, self.verify_steps
+        return None
+
 
 @dataclass(frozen=True)
 class EngineReport:
