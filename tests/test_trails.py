@@ -10,10 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle3lib.findings import sample_rules
 from eagle3lib.findings.breakdown import Breakdown, break_down
 from eagle3lib.findings.breakdown_rules import Limit, limits
 from eagle3lib.findings.offline import open_pair
 from eagle3lib.measuring.acceptance import from_histograms
+from eagle3lib.measuring.accuracy import DepthCounts
+from eagle3lib.measuring.evaluation import Evaluation, Request
 from eagle3lib.measuring.prediction import Walk
 from eagle3lib.measuring.rates import Rate
 from eagle3lib.measuring.trails import (
@@ -81,7 +84,10 @@ def test_a_walk_and_a_stream_give_the_same_places() -> None:
 def test_each_reply_of_a_conversation_has_its_own_first_step() -> None:
     mask = torch.tensor([0, 0, 1, 1, 1, 0, 0, 1, 1, 1], dtype=torch.bool)
     sample = Sample("s", torch.arange(10), mask, 2)
-    steps = from_walk(Walk((0, 0, 1), (0, 1, 5), True), sample, 3).steps
+    walk = Walk((0, 0, 1), (0, 1, 5), True)
+    steps = from_walk(walk, sample, 3).steps
+    [counted] = sample_rules.trails(Evaluation((Request("s", None, DepthCounts(3, (1,), (1,)), (walk,) * 3, 2),)), 3)
+    assert counted.steps == steps  # the same from an evaluation, which holds no text
     assert [(step.at, step.first) for step in steps] == [(3, True), (4, False), (8, True)]
     assert [part.label for part in first_and_rest([from_walk(Walk((0, 0), (0, 1), True), sample, 3)])] == [
         "first after prefill", "all others",

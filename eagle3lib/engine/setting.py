@@ -12,12 +12,10 @@ from eagle3lib.reading.target_config import TargetConfig
 #: What an offline prediction assumes where neither parameters nor flags say anything.
 USUAL_STEPS = 3
 
-Setting = tuple[int | None, int | None, int | None]
-
 
 def asked_setting(
     launch: str, target: str | Path, engine: str, num_steps: int, topk: int, num_draft_tokens: int
-) -> Setting:
+) -> tuple[int | None, int | None, int | None]:
     """``(num_steps, topk, num_draft_tokens)``, each ``None`` where nobody says it; 0 stands for not given.
 
     A chain (topk 1) always verifies ``num_steps + 1`` tokens, whatever was asked.

@@ -11,7 +11,6 @@ from eagle3lib.measuring.acceptance import Acceptance
 from eagle3lib.measuring.conclusive import conclusive
 from eagle3lib.measuring.rates import Gain, gain
 from eagle3lib.measuring.trails import Trail
-from eagle3lib.measuring.wiring_search import GOOD_FIRST
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import Launch
 
@@ -19,8 +18,9 @@ from eagle3lib.reading.launch import Launch
 SMALL_FALL = 0.1
 #: So many requests on either side, else a single odd one decides.
 LEAST_REQUESTS = 3
-#: A kind of request predicted well below the rest: its first position at most this share of theirs.
-POOR_SHARE = 0.75
+#: A kind of request is poor where its verify steps accept their first draft less often than this, and at most in
+#: this share of what the others do. (Of steps, not of all starts: a step begins where a chain ended.)
+POOR_STEP, POOR_SHARE = 0.4, 0.75
 #: Steps that show where acceptance ends.
 CEILING_STEPS = 50
 
@@ -82,19 +82,13 @@ def report_sides(report: EngineReport, tokens: int) -> list[tuple[_Side, _Side]]
     """As :func:`trail_sides` where only totals are known: requests that end within, and prompts that start beyond."""
     found = []
     for request in report.measured:
-        counts = request.verify_steps or sum(request.histogram or ())
-        given = request.completion_tokens
-        if request.histogram:
-            given = counts + sum(j * n for j, n in enumerate(request.histogram))
-        elif request.accepted is not None:
-            given = counts + request.accepted
-        prompt, reply = request.prompt_tokens, request.completion_tokens
-        if prompt is None or not counts or not given:
+        prompt, counted = request.prompt_tokens, request.counted
+        if prompt is None or counted is None:
             continue
         if prompt >= tokens:
-            found.append(((0, 0), (given, counts)))
-        elif prompt + (reply or given) <= tokens:
-            found.append(((given, counts), (0, 0)))
+            found.append(((0, 0), counted))
+        elif prompt + (request.completion_tokens or counted[0]) <= tokens:
+            found.append((counted, (0, 0)))
     return found
 
 
@@ -129,7 +123,7 @@ def length_findings(source: str, sides: Sequence[tuple[_Side, _Side]], limit: Li
 
 
 def category_findings(source: str, trails: Sequence[Trail]) -> list[Finding]:
-    """``quality.domain``: a kind of request where the first position is poor while it is good in the others."""
+    """``quality.domain``: a kind of request whose steps seldom accept a first draft while the others' do."""
     labels = sorted({trail.category for trail in trails if trail.category})
     found = []
     for label in labels:
@@ -141,7 +135,7 @@ def category_findings(source: str, trails: Sequence[Trail]) -> list[Finding]:
         if min(sum(map(bool, here_steps)), sum(map(bool, rest_steps))) < LEAST_REQUESTS:
             continue
         low, usual = sum(here) / sum(here_steps), sum(rest) / sum(rest_steps)
-        if usual < GOOD_FIRST or low >= min(GOOD_FIRST, POOR_SHARE * usual):
+        if usual < POOR_STEP or low >= min(POOR_STEP, POOR_SHARE * usual):
             continue
         fall = gain(here, here_steps, rest, rest_steps)
         if conclusive(fall, min(sum(map(bool, here_steps)), sum(map(bool, rest_steps))), len(labels)):
@@ -150,8 +144,8 @@ def category_findings(source: str, trails: Sequence[Trail]) -> list[Finding]:
                     "quality.domain",
                     "warning",
                     f"{source}: {label}",
-                    f"The first position is accepted in {low:.0%} of {sum(here_steps)} verify steps of {label}, in "
-                    f"{usual:.0%} of all others: {_span(fall)}.",
+                    f"The first draft is accepted in {low:.0%} of {sum(here_steps)} verify steps of {label}, in "
+                    f"{usual:.0%} of the others' {sum(rest_steps)}: {_span(fall)}.",
                     "The draft is fed rightly, or the others would fall too: it has seen too little text of this kind.",
                     f"Train it on more text like {label}, or serve such requests without speculation.",
                 )

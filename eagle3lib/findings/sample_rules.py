@@ -10,7 +10,7 @@ from eagle3lib.measuring.evaluation import Evaluation
 from eagle3lib.measuring.last_state import LastState
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.survey import Survey
-from eagle3lib.measuring.trails import Step, Trail
+from eagle3lib.measuring.trails import Trail, from_walk
 from eagle3lib.measuring.wiring_search import GOOD_FIRST
 
 
@@ -21,17 +21,8 @@ def apart(low: Rate, high: Rate) -> bool:
 
 def trails(evaluation: Evaluation, num_steps: int) -> list[Trail]:
     """The walks with their places in the conversation."""
-    return [
-        Trail(
-            request.name,
-            tuple(
-                Step(accepted, start + request.prompt_tokens + 1, start == 0)
-                for accepted, start in zip(walk.accepted, walk.starts, strict=True)
-            ),
-            num_steps, request.prompt_tokens, request.category,
-        )
-        for request, walk in zip(evaluation.requests, evaluation.walks(num_steps), strict=True)
-    ]  # fmt: skip
+    pairs = zip(evaluation.walks(num_steps), evaluation.requests, strict=True)
+    return [from_walk(walk, request, num_steps) for walk, request in pairs]
 
 
 def kind_findings(evaluation: Evaluation, num_steps: int) -> list[Finding]:

@@ -122,14 +122,13 @@ def from_report(
             found = from_histograms(
                 **named, histograms=histograms, num_steps=num_steps, num_draft_tokens=num_draft_tokens
             )
-        case "counters":
-            accepted = [request.accepted or 0 for request in requests]
-            steps = [request.verify_steps or 0 for request in requests]
-            found = Acceptance(**named, **_pooled(accepted, steps, num_draft_tokens))
-        case "completion":
-            steps = [request.verify_steps or 0 for request in requests]
-            tokens = [request.completion_tokens or 0 for request in requests]
-            found = Acceptance(**named, verify_steps=sum(steps), accept_length=rate(tokens, steps))
+        case "counters" | "completion":
+            tokens, steps = zip(*(request.counted or (0, 0) for request in requests), strict=True)
+            if report.form == "completion":
+                found = Acceptance(**named, verify_steps=sum(steps), accept_length=rate(tokens, steps))
+            else:
+                accepted = [given - count for given, count in zip(tokens, steps, strict=True)]
+                found = Acceptance(**named, **_pooled(accepted, steps, num_draft_tokens))
         case "window" | "average":
             found = Acceptance(**named, **_averages(requests))
         case "alpha":

@@ -41,8 +41,7 @@ def forecast_served(
     """
     found = []
     for report in reports:
-        file = Path(path) / report.source if Path(path).is_dir() else Path(path)
-        pairs = served_requests(report, file)
+        pairs = served_requests(report, Path(path))
         if not pairs:
             continue
         samples = continued([sample for _, sample in pairs], target)
@@ -67,8 +66,12 @@ def forecast_served(
     return found
 
 
-def served_requests(report: EngineReport, file: Path) -> list[tuple[RequestReport, Sample]]:
-    """Each request with its tokens; empty where the file does not hold them, or holds other ones."""
+def served_requests(report: EngineReport, path: Path) -> list[tuple[RequestReport, Sample]]:
+    """Each request with its tokens; empty where the report's file does not hold them, or holds other ones.
+
+    ``path``: that file, or the folder it was read from.
+    """
+    file = path / report.source if path.is_dir() else path
     if file.suffix != ".jsonl" or report.form != "histogram":
         return []
     try:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eagle3lib.errors import InputError
+from eagle3lib.measuring.evaluation import Request
 from eagle3lib.measuring.prediction import Walk
 from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.served import served_requests
 from eagle3lib.reading.engine_reports import EngineReport
-from eagle3lib.reading.samples import Sample, read_samples
+from eagle3lib.reading.samples import Sample
 
 #: Parts of a length axis hold about as many steps each, at least so many, of so many prompts.
 PARTS, LEAST_STEPS, LEAST_REQUESTS = 6, 40, 3
@@ -63,23 +64,26 @@ class Trail:
 
 @dataclass(frozen=True)
 class Part:
-    """Acceptance of the steps that have something in common; ``first_position``: drafts right at depth 1."""
+    """Acceptance of the steps that have something in common."""
 
     label: str
     accept_length: Rate
-    first_position: Rate
     requests: int
     #: Where the part lies on a length axis: its least and its greatest value.
     span: tuple[int, int] | None = None
 
 
-def from_walk(walk: Walk, sample: Sample, num_steps: int) -> Trail:
-    """``walk`` as :func:`evaluation.sample_walks` gives it: starts count from the prompt's last token."""
-    begins = {begin + 1 for begin, _ in sample.replies}
-    places = [start + sample.prompt_tokens + 1 for start in walk.starts]
-    steps = tuple(Step(n, at, at in begins) for n, at in zip(walk.accepted, places, strict=True))
-    ids = tuple(sample.input_ids.tolist())
-    return Trail(sample.name, steps, num_steps, sample.prompt_tokens, sample.category, ids)
+def from_walk(walk: Walk, of: Sample | Request, num_steps: int) -> Trail:
+    """``walk`` as :func:`evaluation.sample_walk` gives it: starts count from the prompt's last token.
+
+    A step begins where the one before it ended; one that does not is the first of a reply.
+    """
+    steps, after = [], -1
+    for accepted, start in zip(walk.accepted, walk.starts, strict=True):
+        steps.append(Step(accepted, start + of.prompt_tokens + 1, start != after))
+        after = start + accepted + 1
+    ids = tuple(of.input_ids.tolist()) if isinstance(of, Sample) else None
+    return Trail(of.name, tuple(steps), num_steps, of.prompt_tokens, of.category, ids)
 
 
 def from_report(report: EngineReport, num_steps: int, path: str | Path = "") -> list[Trail]:
@@ -87,7 +91,7 @@ def from_report(report: EngineReport, num_steps: int, path: str | Path = "") -> 
 
     ``path``: where the reports were read from, for the token ids where the file holds them.
     """
-    ids = _token_ids(report, Path(path))
+    ids = {id(request): tuple(sample.input_ids.tolist()) for request, sample in served_requests(report, Path(path))}
     trails = []
     for number, request in enumerate(report.requests):
         if not request.steps or request.prompt_tokens is None:
@@ -97,21 +101,10 @@ def from_report(report: EngineReport, num_steps: int, path: str | Path = "") -> 
             steps.append(Step(accepted, at, not steps))
             at += accepted + 1
         name = f"{report.source}:{number + 1}"
-        trails.append(Trail(name, tuple(steps), num_steps, request.prompt_tokens, request.category, ids.get(number)))
+        trails.append(
+            Trail(name, tuple(steps), num_steps, request.prompt_tokens, request.category, ids.get(id(request)))
+        )
     return trails
-
-
-def _token_ids(report: EngineReport, path: Path) -> dict[int, tuple[int, ...]]:
-    file = path / report.source if path.is_dir() else path
-    if file.suffix != ".jsonl" or not file.is_file():
-        return {}
-    try:
-        samples = list(read_samples(file))
-    except InputError:  # ordinary meta_info, without ids
-        return {}
-    if len(samples) != len(report.requests):
-        return {}
-    return {number: tuple(sample.input_ids.tolist()) for number, sample in enumerate(samples)}
 
 
 def parts(trails: Sequence[Trail], key: Callable[[Trail, Step], Hashable | None]) -> dict[Hashable, Part]:
@@ -133,8 +126,7 @@ def _part(label: str, requests: Sequence[Sequence[int]], most: int) -> Part:
     lengths = rate([sum(accepted) + len(accepted) for accepted in requests], counts)
     if lengths.ci is not None:  # an accept length cannot leave 1 to num_steps + 1, however few the requests
         lengths = replace(lengths, ci=(max(lengths.ci[0], 1.0), min(lengths.ci[1], float(most))))
-    first = rate([sum(n > 0 for n in accepted) for accepted in requests], counts)
-    return Part(label, lengths, first, len(requests))
+    return Part(label, lengths, len(requests))
 
 
 def by_category(trails: Sequence[Trail]) -> list[Part]:
