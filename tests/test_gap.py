@@ -111,6 +111,20 @@ def test_a_planted_fault_is_found_and_named(shape: str, requests: int) -> None:
     )
 
 
+#: histograms of the requests, num_steps -> whether it is a floor
+FLOORS = [
+    ([(177, 11)] * 6, 3, True), ([(176, 12)] * 6, 3, True), ([(188,), (177, 11)], None, True), ([(8,)] * 5, 3, True),
+    ([(90, 6, 3, 1)] * 6, 3, False), ([(92, 8)] * 6, 1, False), ([(92, 8)] * 6, 2, True), ([(98, 2)], 1, True),
+    ([(13,)] * 3, 3, False), ([(30, 8, 2)], 3, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("served", "num_steps", "floor"), FLOORS)
+def test_a_floor_is_next_to_nothing_over_enough_steps(served: list, num_steps: int | None, floor: bool) -> None:
+    found = from_histograms("server", "engine", "", served, num_steps=num_steps)
+    assert [f.kind for f in floor_findings(found, num_steps)] == ["acceptance.floor"] * floor
+
+
 def test_what_serves_as_predicted_is_said_in_words() -> None:
     draw = np.random.default_rng(1)
     served = [histogram(steps(draw, USUAL, 60)) for _ in range(9)]

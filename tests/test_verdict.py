@@ -20,7 +20,13 @@ def record(*findings: dict[str, object], status: str = "finished", **results: ob
     return {"status": status, "findings": list(findings), "results": results}
 
 
-SERVED = {"sources": [{"kind": "engine"}]}
+ENGINE = {"kind": "engine", "accept_length": {"value": 2.0}}
+OFFLINE = {"kind": "offline", "accept_length": {"value": 2.1}}
+SERVED = {"sources": [OFFLINE, ENGINE]}
+ALONE = {"sources": [ENGINE]}
+LESS = {"sources": [OFFLINE, {"kind": "engine", "accept_length": {"value": 1.15}}], "num_steps": 3}
+AGREE = {"sources": [ENGINE], "agreement": {"x": {"equal": 9, "steps": 9}}}
+SOUND = {"answer": "sound", "predicted_accept_length": {"3": {"value": 2.1}}}
 FED = {"streams": [{"boundary": 0, "expected_boundary": 0}, {"boundary": 3, "expected_boundary": 3}]}
 UNFED = {"streams": [{"boundary": 0, "expected_boundary": None}]}
 
@@ -64,6 +70,25 @@ def test_a_guess_gives_way_to_what_was_measured_about_the_same_thing() -> None:
         ({STEMS[0]: record(status="partial"), STEMS[1]: record(answer="sound")}, None),
         ({STEMS[0]: record(), STEMS[2]: record(sources=[{"kind": "offline"}])}, None),
         ({STEMS[0]: record(), STEMS[3]: record(**UNFED)}, None),
+        ({STEMS[0]: record(), STEMS[2]: record(**ALONE)}, None),
+        ({STEMS[0]: record(), STEMS[2]: record(**LESS)}, None),
+        (
+            {STEMS[0]: record(), STEMS[1]: record(**SOUND), STEMS[2]: record(sources=LESS["sources"][1:], num_steps=3)},
+            None,
+        ),
+        ({STEMS[0]: record(), STEMS[1]: record(answer="model"), STEMS[2]: record(**ALONE)}, None),
+        ({STEMS[0]: record(), STEMS[1]: record(answer="model"), STEMS[2]: record(**SERVED)}, None),
+        (
+            {
+                STEMS[0]: record(),
+                STEMS[1]: record(answer=[]),
+                STEMS[2]: record(sources=7),
+                STEMS[3]: record(streams=[1]),
+            },
+            None,
+        ),
+        ({STEMS[0]: record(), STEMS[2]: record(**AGREE)}, True),
+        ({STEMS[0]: record(), STEMS[1]: record(**SOUND), STEMS[2]: record(**ALONE)}, True),
         ({STEMS[0]: record(), STEMS[1]: record(answer="sound")}, True),
         ({STEMS[0]: record(), STEMS[3]: record(**FED)}, True),
         ({STEMS[0]: record(finding("rope.scaling", "note")), STEMS[2]: record(**SERVED)}, True),
@@ -73,6 +98,13 @@ def test_a_guess_gives_way_to_what_was_measured_about_the_same_thing() -> None:
 def test_healthy_needs_files_and_behaviour(records: dict, healthy: bool | None) -> None:
     said = verdict(records, {stem: "no record" for stem in STEMS if stem not in records})
     assert said.healthy is healthy and bool(said.diagnosis) == (healthy is False) and said.next_step
+
+
+def test_what_an_engine_says_alone_asks_for_a_prediction() -> None:
+    said = verdict({STEMS[0]: record(), STEMS[2]: record(**ALONE)}, {STEMS[1]: "no record"})
+    assert "no prediction beside it" in said.next_step and STEMS[1] in said.next_step
+    said = verdict({STEMS[0]: record(), STEMS[1]: record(answer="model"), STEMS[2]: record(**LESS)}, {})
+    assert "02 answers 'model'" in said.next_step and "1.15 where 2.10 was predicted" in said.next_step
 
 
 kinds = st.sampled_from(["aux.layers", "aux.order", "flags.lossy", "acceptance.floor", "vocab.map.absolute"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from eagle3lib.findings.finding import Finding, Severity
-from eagle3lib.findings.gap import FLOOR, SHAPES, SMALL_GAP, gap
+from eagle3lib.findings.gap import SHAPES, SMALL_GAP, at_floor, gap
 from eagle3lib.measuring.acceptance import Acceptance, Histogram
 from eagle3lib.measuring.plausibility import counts_bonus_in_rate, counts_root_as_draft, impossible, impossible_training
 from eagle3lib.reading.engine_reports import DEFINITIONS, EngineReport
@@ -14,8 +14,9 @@ from eagle3lib.reading.training_reports import Checkpoint, TrainingReport
 
 #: The EAGLE-3 paper trains on more than 500,000 conversations (arXiv 2503.01840, section 4).
 FEW_SAMPLES = 100_000
-#: Verify steps that show a floor.
-FLOOR_STEPS = 50
+#: Verify steps that show a floor: where even three drafts in ten are right at first, fewer than one in ten
+#: accepted in so many has a chance below 0.1 %.
+FLOOR_STEPS = 40
 #: How exactly two accept lengths of one run are one apart, printed with two digits.
 ONE_APART = 0.05
 
@@ -159,13 +160,13 @@ def checkpoint_findings(found: Sequence[Checkpoint]) -> list[Finding]:
     return [_finding("overtrained", "the checkpoint", evidence)]
 
 
-def floor_findings(served: Acceptance) -> list[Finding]:
+def floor_findings(served: Acceptance, num_steps: int | None = None) -> list[Finding]:
     """``acceptance.floor``: the drafts might as well not be there.
 
     What an engine states without counts is a mean over at least one log interval, 40 verify steps by default.
     """
     length, steps = served.accept_length, served.verify_steps
-    if length is None or length.value is None or not 1 <= length.value < FLOOR:
+    if length is None or length.value is None or length.value < 1 or not at_floor(length.value, num_steps):
         return []
     if steps is not None and steps < FLOOR_STEPS:
         return []

@@ -30,6 +30,9 @@ LIMITS = ("flags", "context", "quality", "sampling", "vocab.coverage", "target",
 #: What a rank costs in confidence, so that a doubtful cause does not hide a certain limit.
 RANK_COST = (0.0, 0.1, 1.0)
 
+#: How far below a prediction on other text a served accept length may lie before it stands against it.
+OTHER_TEXT = 0.2
+
 #: The notebooks whose answer can tell a healthy setup from a sick one: files first, then behaviour.
 FILES, BEHAVIOUR = "01_config_inspection", ("02_manual_forward", "03_acceptance", "04_capture_diff")
 
@@ -119,25 +122,63 @@ def _among(kind: str, families: Iterable[str]) -> bool:
 
 
 def _healthy(diagnosis: tuple[Diagnosis, ...], records: _Records) -> bool | None:
-    """Healthy needs both: files that agree, and a draft that was seen to behave."""
+    """Healthy needs both, and nothing against it: files that agree, and a draft that was seen to behave."""
     if diagnosis:
         return False
     files = FILES in records and records[FILES]["status"] == "finished"
-    return True if files and any(conclusive(stem, records[stem]) for stem in BEHAVIOUR if stem in records) else None
+    behaves = any(conclusive(stem, records[stem]) for stem in BEHAVIOUR if stem in records)
+    return True if files and behaves and not _doubts(records) else None
 
 
 def conclusive(stem: str, record: Mapping[str, Any]) -> bool:
-    """Whether this record shows that the draft behaves: predicts well, is accepted, is fed what it was trained on."""
-    results = record.get("results") or {}
+    """Whether this record shows that the draft behaves: predicts well, is accepted, is fed what it was trained on.
+
+    What an engine accepted shows it only beside what these weights do: no number is good in itself.
+    """
     match stem[:2]:
         case "02":
-            return results.get("answer") == "sound"
+            return _results(record).get("answer") == "sound"
         case "03":
-            return any(source.get("kind") == "engine" for source in results.get("sources") or ())
+            kinds = [source.get("kind") for source in _rows(record, "sources")]
+            return "engine" in kinds and ("offline" in kinds or bool(_results(record).get("agreement")))
         case "04":
-            pairs = [(s.get("boundary"), s.get("expected_boundary")) for s in results.get("streams") or ()]
+            pairs = [(s.get("boundary"), s.get("expected_boundary")) for s in _rows(record, "streams")]
             return bool(pairs) and all(found is not None and found == wanted for found, wanted in pairs)
     return False
+
+
+def _doubts(records: _Records) -> list[str]:
+    """What no finding says and a healthy draft would not show."""
+    offline, served = records.get(BEHAVIOUR[0], {}), records.get(BEHAVIOUR[1], {})
+    doubts = []
+    if (answer := _results(offline).get("answer")) in ("wiring", "model", "both"):
+        doubts.append(f"02 answers {answer!r}: the draft does not predict well even offline")
+    lengths = [(source.get("kind"), _value(source.get("accept_length"))) for source in _rows(served, "sources")]
+    predicted = [length for kind, length in lengths if kind == "offline" and length]
+    by_steps = _results(offline).get("predicted_accept_length")
+    if isinstance(by_steps, Mapping) and (length := _value(by_steps.get(str(_results(served).get("num_steps"))))):
+        predicted.append(length)
+    for kind, length in lengths:
+        if kind == "engine" and length and predicted and length < (1 - OTHER_TEXT) * min(predicted):
+            doubts.append(f"03 counts accept length {length:.2f} where {min(predicted):.2f} was predicted")
+    return doubts
+
+
+def _results(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    results = record.get("results")
+    return results if isinstance(results, Mapping) else {}
+
+
+def _rows(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The objects of a list in the results, none where a record of another making has no such list."""
+    rows = _results(record).get(name)
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+
+
+def _value(found: object) -> float | None:
+    """Of a rate."""
+    value = found.get("value") if isinstance(found, Mapping) else None
+    return value if isinstance(value, (int, float)) else None
 
 
 def _next_step(
@@ -159,4 +200,8 @@ def _next_step(
         f" {', '.join(vague)} ran and did not settle it: give them more samples or what they lacked." if vague else ""
     )
     run = f" Run {', '.join(unseen)} with the same run_dir." if unseen else ""
-    return f"Too little was looked at to say.{tried}{run}"
+    doubts = "".join(f" {doubt}." for doubt in _doubts(records))
+    served = records.get(BEHAVIOUR[1], {})
+    if any(source.get("kind") == "engine" for source in _rows(served, "sources")) and not conclusive("03", served):
+        doubts += " What the engine accepted has no prediction beside it: give 03 samples, draft and target."
+    return f"Too little was looked at to say.{doubts}{tried}{run}"
