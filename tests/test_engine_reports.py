@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eagle3lib.engine.client import Response, accepted_per_step, save_responses
 from eagle3lib.errors import InputError
@@ -31,6 +34,8 @@ OPENAI = {
     "choices": [{"index": 0, "message": {}}],
     "sglext": {"spec_tokens_details": {key: NEW[key] for key in list(NEW)[1:]}},
 }
+IN_CHOICE = {"usage": OPENAI["usage"], "choices": [{"index": 0, "message": {}, "meta_info": NEW}]}
+IN_SGLEXT = {**OPENAI, "sglext": OPENAI["sglext"]["spec_tokens_details"]}
 SGLANG_LOG = """
 [2026-11-29] Decode batch, #running-req: 1, #token: 90, accept len: 1.60, accept rate: 0.20, cuda graph: True
 [2026-11-29] Prefill batch, #new-seq: 1
@@ -76,6 +81,8 @@ SOURCES = {
     "counters": (json.dumps({k: OLD[k] for k in list(OLD)[:4]}), "counters", 1.7, None),
     "only steps": ('{"completion_tokens": 120, "spec_verify_ct": 40}', "completion", 3.0, None),
     "OpenAI": (json.dumps(OPENAI), "histogram", 1.7, (5, 3, 2)),
+    "OpenAI, in a choice": (json.dumps(IN_CHOICE), "histogram", 1.7, (5, 3, 2)),
+    "OpenAI, in sglext": (json.dumps(IN_SGLEXT), "histogram", 1.7, (5, 3, 2)),
     "SGLang log": (SGLANG_LOG, "window", 1.75, None),
     "old SGLang log": ("Decode batch. #running-req: 1, accept len: 2.31, gen", "window", 2.31, None),
     "server_info": ('{"internal_states": [{"avg_spec_accept_length": 1.7}]}', "average", 1.7, None),
@@ -150,12 +157,46 @@ def test_a_root_counted_as_a_draft_is_named():
     assert [finding.kind for finding in findings] == ["metric.definition"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "hello", "[0.5, 0.3]", '{"spec_verify_ct": "many"}', '{"spec_verify_ct": 1.5}', "[true]"]
-)
+HUGE = "9" * 400
+NO_REPORT = [
+    "", "hello", "[0.5, 0.3]", '{"spec_verify_ct": "many"}', '{"spec_verify_ct": 1.5}', "[true]", "[1000000000]",
+    '{"meta_info": []}', '{"meta_info": "x"}', '{"internal_states": 5}', '{"choices": [], "usage": [1]}',
+    '{"meta_info": {}, "accepted_per_step": "abc"}', '{"meta_info": {}, "accepted_per_step": [1, "x"]}',
+    '{"meta_info": {}, "accepted_per_step": 5}', '{"meta_info": {}, "category": ["a"]}',
+    f'{{"spec_verify_ct": {HUGE}}}', f"[{HUGE}]", f"[{HUGE * 11}]", "[" * 900 + "]" * 900, "[" * 99999,
+    VLLM_METRICS[:-40], VLLM_METRICS.replace('"2"', '"x"'), SGLANG_METRICS.rstrip()[:-5],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_REPORT)
 def test_what_is_no_report_is_one_clear_error(text):
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="engine report x"):
         parse_engine_report(text, "x")
+
+
+KEYS = st.sampled_from(
+    "meta_info choices usage sglext internal_states alpha alpha_num num_drafts num_accepted_tokens_per_pos category "
+    "spec_decode_num_drafts spec_decode_per_position_acceptance_rates accepted_per_step spec_verify_ct accept_length "
+    "spec_correct_drafts_histogram spec_num_correct_drafts completion_tokens prompt_tokens bonus server_args".split()
+)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(int(HUGE))
+ANYTHING = st.recursive(
+    LEAVES | st.integers(0, 3) | st.lists(st.integers(0, 3)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(ANYTHING)
+def test_any_json_is_a_report_or_one_clear_error(content):
+    try:
+        report = parse_engine_report(json.dumps(content), "x")
+    except InputError:
+        return
+    report_findings(report, num_steps=3, num_draft_tokens=4)
+    if report.form != "unmeasured":
+        json.dumps(asdict(from_report(report, num_steps=3, num_draft_tokens=4)), allow_nan=False)
 
 
 def test_saved_responses_are_engine_reports_and_samples(tmp_path):
@@ -180,6 +221,9 @@ FLAGS = "server_args={'tp_size': 4, 'enable_dp_attention': True, 'port': 1}\n"
 
 def test_the_flags_of_a_run_come_from_its_log_or_from_a_file_beside_it(tmp_path):
     assert parse_engine_report(FLAGS + SGLANG_LOG, "x").flags == {"tp_size": 4, "enable_dp_attention": True, "port": 1}
+    within = {"meta_info": NEW, "server_args": {"tp_size": 4, "mem_fraction_static": None}}
+    for text in (json.dumps(within), json.dumps([within]), json.dumps(within) + "\n" + json.dumps(within)):
+        assert parse_engine_report(text, "x").flags == {"tp_size": 4}
     old = "server_args=ServerArgs(tp_size=4, dtype='auto', hooks=None)" + SGLANG_LOG
     assert parse_engine_report(old, "x").flags == {"tp_size": 4, "dtype": "auto"}
     (tmp_path / "a.jsonl").write_text(json.dumps(NEW))
@@ -188,6 +232,20 @@ def test_the_flags_of_a_run_come_from_its_log_or_from_a_file_beside_it(tmp_path)
     (tmp_path / "b.launch.txt").write_text("python -m sglang.launch_server --tp 4 --enable-dp-attention --port 4")
     one, two = read_engine_reports(tmp_path)
     assert differing(one.flags, two.flags) == {"enable_dp_attention": (None, True)}
+
+
+def test_a_folder_may_hold_other_things_and_what_is_damaged_is_named(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(NEW)[:-9])
+    (tmp_path / "b.json").write_text(json.dumps(NEW))
+    (tmp_path / "README.md").write_text(SGLANG_LOG)
+    (tmp_path / "plot.png").write_bytes(bytes(range(256)))
+    broken, good = read_engine_reports(tmp_path)
+    assert (broken.source, good.form) == ("a.json", "histogram") and from_report(good).accept_length.value == 1.7
+    [finding] = report_findings(broken)
+    assert finding.kind == "metric.unmeasured" and "a.json: found broken JSON" in finding.evidence
+    (tmp_path / "b.json").unlink()
+    with pytest.raises(InputError, match=r"a\.json"):
+        read_engine_reports(tmp_path)
 
 
 def test_each_file_is_one_source(tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.engine_reports import HISTOGRAM
+from eagle3lib.reading.engine_json import HISTOGRAM
 from eagle3lib.reading.files import write_text
 from eagle3lib.reading.prompts import Prompt
 

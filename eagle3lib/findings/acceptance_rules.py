@@ -122,7 +122,8 @@ def report_findings(
         if request.form == "unmeasured" and (request.completion_tokens is None or request.completion_tokens > 1)
     ]
     if silent or not report.requests:
-        evidence = f"{len(silent)} of {len(report.requests)} entries have no verify step, or zeros in its place"
+        zeros = f"{len(silent)} of {len(report.requests)} entries have no verify step, or zeros in its place"
+        evidence = report.unreadable or zeros
         severity: Severity = "warning" if report.form == "unmeasured" else "note"
         found.append(_finding("unmeasured", report.source, evidence, severity))
     return found

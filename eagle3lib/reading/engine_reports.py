@@ -7,15 +7,14 @@ A report keeps what its source determines and nothing else: zero and absent coun
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading import engine_text
-from eagle3lib.reading.run_flags import BESIDE, flags_beside, run_flags
+from eagle3lib.reading import engine_json, engine_text
+from eagle3lib.reading.run_flags import BESIDE, flags_beside, flags_within, run_flags
 
 #: What a source's numbers mean, by the form it has them in. Every accept length here counts the bonus token.
 DEFINITIONS = {
@@ -27,12 +26,8 @@ DEFINITIONS = {
     "alpha": "right / tried at each position, tried only after all earlier ones were right",
     "unmeasured": "nothing was measured",
 }
-#: SGLang 0.5.23 first, then 0.5.9.
-HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram", "histogram")
-ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
-PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
-LENGTH = ("spec_accept_length", "avg_spec_accept_length", "accept_length", "acceptance_length", "acc_length")
-RATE = ("spec_accept_rate", "accept_rate", "acceptance_rate")
+#: Files that lie beside reports and are none.
+_NO_REPORT = (".md", ".rst", ".html", ".png", ".jpg", ".svg", ".pdf", ".py", ".sh", ".yaml", ".yml", ".csv", ".ipynb")
 
 
 @dataclass(frozen=True)
@@ -89,6 +84,7 @@ class EngineReport:
     form: str
     requests: tuple[RequestReport, ...] = field(repr=False)
     flags: Mapping[str, Any] = field(default_factory=dict)  #: of the server, where this file or one beside it says
+    unreadable: str = ""  #: why nothing was read from a file among others that are reports
 
     @property
     def definition(self) -> str:
@@ -103,39 +99,54 @@ class EngineReport:
 
 
 def read_engine_reports(path: str | Path) -> list[EngineReport]:
-    """Every source at ``path``: a file, or each file of a folder.
+    """Every source at ``path``: a file, or each file of a folder that can be one, ``unreadable`` ones named.
 
     Raises:
-        InputError: nothing there, or a file that is none of the known forms.
+        InputError: nothing there, or nothing that is one of the known forms.
     """
     path = Path(path)
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        files = [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
+        files = [file for file in files if not file.name.lower().endswith(_NO_REPORT)]
     else:
         files = [path]
     if not files or not all(file.is_file() for file in files):
         raise InputError("engine_reports", f"nothing at {path.name}", "a file or folder of engine reports")
     flags = flags_beside(files)
-    reports = []
-    for file in files:
-        if not (file.name.endswith(BESIDE) and len(files) > 1):
+    reports, refused = [], []
+    for file in [file for file in files if not file.name.endswith(BESIDE)] or files:
+        try:
             found = parse_engine_report(file.read_text(errors="replace"), file.name)
             reports.append(replace(found, flags=flags.get(file) or found.flags))
+        except InputError as error:
+            refused.append(error)
+            reports.append(EngineReport(file.name, "unmeasured", (), unreadable=str(error)))
+    if len(refused) == len(reports):
+        raise refused[0]
     return reports
 
 
 def parse_engine_report(text: str, source: str) -> EngineReport:
     """One source from its text: JSON, JSONL, Prometheus text or a server log."""
-    content = _json(text)
-    if content is not None:
-        return replace(report(source, _from_json(content, f"engine report {source}")), flags=run_flags(text))
+    where = f"engine report {source}"
+    try:
+        content = _json(text)
+        if content is not None:
+            found = report(source, [RequestReport(**entry) for entry in engine_json.entries(content, where)])
+            return replace(found, flags=flags_within(content) or run_flags(text))
+    except RecursionError:
+        raise InputError(where, "JSON nested too deeply", "one object or list a request") from None
     for parse in (engine_text.prometheus, engine_text.vllm_log, engine_text.sglang_log):
-        if entries := parse(text):
+        try:
+            entries = parse(text)
+        except (ValueError, LookupError, OverflowError) as error:
+            raise InputError(where, f"damaged text ({error})"[:200], "whole lines, as the server gave them") from None
+        if entries:
             form = "window" if parse is engine_text.sglang_log else None
             found = report(source, [RequestReport(**entry) for entry in entries], form)
             return replace(found, flags=run_flags(text))
     expected = "SGLang meta_info or log, Prometheus text, vLLM metrics or a list of accepted counts"
-    raise InputError(f"engine report {source}", "no acceptance counts", expected)
+    raise InputError(where, "broken JSON" if text.lstrip().startswith("{") else "no acceptance counts", expected)
 
 
 def report(source: str, requests: Sequence[RequestReport], form: str | None = None) -> EngineReport:
@@ -149,151 +160,9 @@ def _json(text: str) -> Any:
     """The JSON document, or the list of a JSONL file's; ``None`` when the text is neither."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except ValueError:
         pass
     try:
         return [json.loads(line) for line in text.splitlines() if line.strip()] or None
-    except json.JSONDecodeError:
+    except ValueError:
         return None
-
-
-def _from_json(content: Any, where: str) -> list[RequestReport]:
-    if isinstance(content, list):
-        if content and all(isinstance(item, int) and not isinstance(item, bool) for item in content):
-            return [_from_steps(content)]
-        return [request for item in content for request in _from_json(item, where)]
-    if isinstance(content, bool):
-        cure = "give the drafts accepted before the first miss: what agrees after a miss was never accepted."
-        raise InputError(where, "a mask of tokens that agree", "counts of accepted drafts", cure)
-    if not isinstance(content, Mapping):
-        cure = "a mean or a list of fractions has no single meaning: give counts."
-        raise InputError(where, f"{content!r}", "objects, or drafts accepted in each verify step", cure)
-    for key, read in _NESTED.items():
-        if content.get(key) is not None:
-            return read(content, where)
-    return [_from_counters(content, where)]
-
-
-def _from_steps(steps: Sequence[int]) -> RequestReport:
-    return RequestReport(_count(steps), steps=tuple(steps), verify_steps=len(steps), accepted=sum(steps))
-
-
-def _count(steps: Sequence[int]) -> tuple[int, ...]:
-    """The histogram of accepted drafts per step; a negative count is left to be called impossible."""
-    return tuple(steps.count(accepted) for accepted in range(max(steps) + 1))
-
-
-def _from_response(content: Mapping[str, Any], where: str) -> list[RequestReport]:
-    """A whole response of ``/generate``, or a line that ``save_responses`` wrote."""
-    request = _from_counters(content["meta_info"], where)
-    steps = content.get("accepted_per_step")
-    return [
-        replace(
-            request,
-            steps=None if steps is None else tuple(steps),
-            category=content.get("category"),
-            prompt_tokens=content.get("prompt_tokens", request.prompt_tokens),
-        )
-    ]
-
-
-def _from_openai(content: Mapping[str, Any], where: str) -> list[RequestReport]:
-    """A chat completion with ``return_spec_tokens_details``: the details lie in ``sglext`` or in a choice."""
-    usage = content.get("usage") or {}
-    tokens = {key: usage[key] for key in ("completion_tokens", "prompt_tokens") if key in usage}
-    details = list(_find(content, "spec_tokens_details"))
-    if len(details) != 1:  # several choices share one count of completion tokens
-        tokens = {}
-    return [_from_counters({**detail, **tokens}, where) for detail in details or [{}]]
-
-
-def _find(content: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    children = content.values() if isinstance(content, Mapping) else content if isinstance(content, list) else ()
-    if isinstance(content, Mapping) and key in content:
-        found = content[key]
-        yield from (found if isinstance(found, list) else [found] if found else [])
-        return
-    for child in children:
-        yield from _find(child, key)
-
-
-def _from_alpha(content: Mapping[str, Any], where: str) -> list[RequestReport]:
-    """EAGLE's alpha scripts: ``alpha`` right of ``alpha_num`` tried, by position."""
-    right, tried = _integers(content, "alpha", where), _integers(content, "alpha_num", where)
-    return [RequestReport(tried=tuple(zip(right, tried, strict=False)))]
-
-
-def _from_vllm(content: Mapping[str, Any], where: str) -> list[RequestReport]:
-    """vLLM's counters as an object (``SpecDecodingStats``, ``v1/spec_decode/metrics.py``)."""
-    per_position = _integers(content, "num_accepted_tokens_per_pos", where)
-    steps = _integer(content, ("num_drafts",), where)
-    return [RequestReport(**engine_text.from_positions(steps or 0, per_position))]
-
-
-def _from_vllm_bench(content: Mapping[str, Any], where: str) -> list[RequestReport]:
-    """``vllm bench serve`` (``benchmarks/serve.py``): counts of the run, and shares of its steps by position."""
-    steps, accepted, drafted = (
-        _integer(content, (f"spec_decode_{name}",), where) for name in ("num_drafts", "accepted_tokens", "draft_tokens")
-    )
-    shares = content.get("spec_decode_per_position_acceptance_rates") or []
-    counts = [round(_number({"share": share}, ("share",), where) * (steps or 0)) for share in shares]
-    exact = sum(counts) == accepted and bool(counts)
-    positions = engine_text.from_positions(steps or 0, counts) if exact else {"verify_steps": steps}
-    return [RequestReport(**{**positions, "accepted": accepted, "proposed": drafted})]
-
-
-_NESTED: dict[str, Callable[[Mapping[str, Any], str], list[RequestReport]]] = {
-    "meta_info": _from_response,
-    "choices": _from_openai,
-    "internal_states": lambda content, where: _from_json(list(content["internal_states"]), where),
-    "alpha_num": _from_alpha,
-    "num_accepted_tokens_per_pos": _from_vllm,
-    "spec_decode_num_drafts": _from_vllm_bench,
-}
-
-
-def _from_counters(content: Mapping[str, Any], where: str) -> RequestReport:
-    """SGLang's ``meta_info``, 0.5.23 or older, or any object with some of its keys."""
-    histogram = next((_integers(content, key, where) for key in HISTOGRAM if content.get(key)), ())
-    stated = {
-        name: value
-        for name, keys in (("accept_length", LENGTH), ("accept_rate", RATE))
-        if (value := _number(content, keys, where)) is not None
-    }
-    if content.get("bonus") is False and "accept_length" in stated:  # said to leave the target's own token out
-        stated["accept_length"] += 1
-    return RequestReport(
-        histogram=histogram or None,
-        verify_steps=_integer(content, ("spec_verify_ct", "verify_ct"), where),
-        accepted=_integer(content, ACCEPTED, where),
-        proposed=_integer(content, PROPOSED, where),
-        completion_tokens=_integer(content, ("completion_tokens",), where),
-        stated=stated,
-        prompt_tokens=_integer(content, ("prompt_tokens",), where),
-        category=content.get("category"),
-    )
-
-
-def _number(content: Mapping[str, Any], keys: Sequence[str], where: str) -> float | None:
-    for key in keys:
-        value = content.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise InputError(f"{where} {key}", f"{value!r}", "a finite number")
-        return float(value)
-    return None
-
-
-def _integer(content: Mapping[str, Any], keys: Sequence[str], where: str) -> int | None:
-    value = _number(content, keys, where)
-    if value is not None and value != int(value):
-        raise InputError(f"{where} {' or '.join(keys)}", value, "a whole number")
-    return None if value is None else int(value)
-
-
-def _integers(content: Mapping[str, Any], key: str, where: str) -> tuple[int, ...]:
-    values = content.get(key)
-    if not isinstance(values, list):
-        raise InputError(f"{where} {key}", f"{values!r}", "a list of counts")
-    return tuple(_integer({key: value}, (key,), where) or 0 for value in values)

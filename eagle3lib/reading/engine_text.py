@@ -6,6 +6,7 @@ text is of another kind.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -67,7 +68,8 @@ def prometheus(text: str) -> list[Entry]:
         return []
     from prometheus_client.parser import text_string_to_metric_families
 
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples if math.isfinite(sample.value)]
     totals: dict[str, float] = {}
     positions: dict[int, float] = {}
     for sample in samples:

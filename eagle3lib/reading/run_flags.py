@@ -8,7 +8,6 @@ A server's log prints its resolved flags once, as a mapping (SGLang 0.5.23, ``en
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,6 +26,14 @@ def run_flags(text: str) -> dict[str, Any]:
         return _plain(_server_info(text))
     found = _IN_LOG.search(text)
     return _plain(_from_log(found[1])) if found else {}
+
+
+def flags_within(content: Any) -> dict[str, Any]:
+    """The flags that a report's own objects carry as ``server_args``; empty where none does."""
+    for item in content if isinstance(content, list) else [content]:
+        if isinstance(item, Mapping) and isinstance(flags := item.get("server_args"), Mapping):
+            return _plain(flags)
+    return {}
 
 
 def flags_beside(files: Iterable[Path]) -> dict[Path, dict[str, Any]]:
@@ -79,4 +86,4 @@ def _from_log(expression: str) -> dict[str, Any]:
 def _plain(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Single values only, with absent, off and empty alike: a flag not given is one that is off."""
     kept = {k: v for k, v in flags.items() if isinstance(v, (str, int, float, bool)) and v not in ("", False)}
-    return {name: json.loads(v) if isinstance(v, str) and re.fullmatch(r"-?\d+", v) else v for name, v in kept.items()}
+    return {k: int(v) if isinstance(v, str) and re.fullmatch(r"-?[0-9]{1,18}", v) else v for k, v in kept.items()}
