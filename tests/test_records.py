@@ -137,6 +137,15 @@ BROKEN = {
     '{"schema": 1, "notebook": "02_manual_forward", "status": "finished", "results": {"x": NaN}}': "NaN",
     '{"schema": 1, "notebook": "02_manual_forward", "status": "finished", "results": []}': "results",
     '{"schema": 1, "notebook": "02_manual_forward", "status": "partial", "findings": [{}]}': "severity",
+    **{
+        f'{{"schema": 1, "notebook": "02_manual_forward", "status": "partial", "findings": [{{{finding}}}]}}': words
+        for finding, words in {
+            '"kind": 7, "severity": "error"': "kind", '"kind": ["a"], "severity": "note"': "kind",
+            '"kind": "a", "severity": "error", "edits": "abc"': "edits",
+            '"kind": "a", "severity": "error", "edits": ["abc"]': "edits",
+            '"kind": "a", "severity": "error", "evidence": {}': "evidence",
+        }.items()
+    },
 }  # fmt: skip
 
 

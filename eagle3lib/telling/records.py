@@ -197,7 +197,14 @@ def _checked_finding(path: Path, finding: Any) -> dict[str, Any]:
     """A finding with all its texts, empty where a record of another making left one out."""
     if not isinstance(finding, dict) or not finding.get("kind") or finding.get("severity") not in SEVERITIES:
         raise InputError(f"{path}: findings", repr(finding)[:80], "findings with a kind and a severity")
-    return {**dict.fromkeys(("subject", "evidence", "consequence", "remedy"), ""), **finding}
+    texts = dict.fromkeys(("kind", "subject", "evidence", "consequence", "remedy"), "")
+    whole = {**texts, "edits": [], **{key: value for key, value in finding.items() if value is not None}}
+    if unfit := [name for name in texts if not isinstance(whole[name], str)]:
+        raise InputError(f"{path}: findings: {unfit[0]}", repr(whole[unfit[0]])[:80], "text")
+    edits = whole["edits"]
+    if not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
+        raise InputError(f"{path}: findings: edits", repr(edits)[:80], "a list of objects")
+    return whole
 
 
 def read_records(run_dir: str | Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
