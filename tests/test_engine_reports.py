@@ -17,7 +17,7 @@ from eagle3lib.measuring.rates import Rate
 from eagle3lib.reading.engine_reports import parse_engine_report, read_engine_reports
 from eagle3lib.reading.run_flags import differing
 from eagle3lib.reading.samples import read_samples
-from eagle3lib.reading.training_reports import parse_training_report, read_training_report
+from eagle3lib.reading.training_reports import checkpoints, parse_training_report, read_training_report
 from eagle3lib.telling import figures, tables
 
 NEW = {
@@ -135,6 +135,8 @@ IMPOSSIBLE = [
     '{"spec_verify_ct": 10, "spec_num_correct_drafts": 31, "spec_num_proposed_drafts": 30}',
     '{"spec_verify_ct": 41, "completion_tokens": 40}',
     '{"spec_correct_drafts_histogram": [5, 3, 2, 0, 1]}',
+    '{"completion_tokens": 96, "spec_verify_ct": 50, "spec_num_correct_drafts": 500}',
+    '{"completion_tokens": 400, "spec_verify_ct": 50}',
     "[0, 1, -1]",
     "accept len: 2.31, accept rate: 1.31, gen throughput",
 ]
@@ -174,15 +176,16 @@ def test_what_is_no_report_is_one_clear_error(text):
         parse_engine_report(text, "x")
 
 
-KEYS = st.sampled_from(
-    "meta_info choices usage sglext internal_states alpha alpha_num num_drafts num_accepted_tokens_per_pos category "
-    "spec_decode_num_drafts spec_decode_per_position_acceptance_rates accepted_per_step spec_verify_ct accept_length "
-    "spec_correct_drafts_histogram spec_num_correct_drafts completion_tokens prompt_tokens bonus server_args".split()
-)
+KEYS = (
+    "meta_info", "choices", "usage", "sglext", "internal_states", "alpha", "alpha_num", "num_drafts",
+    "num_accepted_tokens_per_pos", "category", "spec_decode_num_drafts", "spec_decode_per_position_acceptance_rates",
+    "accepted_per_step", "spec_verify_ct", "accept_length", "spec_correct_drafts_histogram",
+    "spec_num_correct_drafts", "completion_tokens", "prompt_tokens", "bonus", "server_args",
+)  # fmt: skip
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(int(HUGE))
 ANYTHING = st.recursive(
     LEAVES | st.integers(0, 3) | st.lists(st.integers(0, 3)),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
     max_leaves=12,
 )
 
@@ -294,7 +297,34 @@ def test_an_accuracy_with_true_tokens_fed_is_acceptance_at_the_first_depth_alone
     assert from_training(cond).accuracy is None
 
 
-def test_an_accuracy_without_a_definition_is_called_ambiguous():
-    [report] = parse_training_report('{"metric": "accuracy", "value": 0.6}', "x")
+@pytest.mark.parametrize("text", ['{"metric": "accuracy", "value": 0.6}', "0.61", "[0.61, 0.48]"])
+def test_an_accuracy_without_a_definition_is_called_ambiguous(text):
+    [report] = read_training_report(text)
     assert report.conditional is None and report.marginal is None
-    assert [finding.kind for finding in training_findings(report)] == ["metric.definition"]
+    [finding] = training_findings(report)
+    assert finding.kind == "metric.definition" and "trainer not named" in finding.evidence
+    assert checkpoints(text) == []
+
+
+@pytest.mark.parametrize(
+    "metric, values",
+    [("full_acc", [0.41, 0.48]), ("full_acc", [61, 48]), ("cond_acc", [0.6, 48]), ("cond_acc", [-0.1])],
+)
+def test_what_no_training_can_give_is_an_error_and_not_published(metric, values):
+    [report] = read_training_report(json.dumps({"trainer": "speculators", "metric": metric, "values": values}))
+    assert [finding.kind for finding in training_findings(report)] == ["metric.impossible"]
+    found = from_training(report, num_steps=2)
+    assert found.marginal is found.conditional is found.accept_length is found.accuracy is None
+
+
+@settings(deadline=None, max_examples=200)
+@given(ANYTHING)
+def test_any_json_is_a_training_report_or_one_clear_error(content):
+    text = json.dumps(content).replace("spec_verify_ct", "metric").replace("accepted_per_step", "values")
+    for given_text in (text, text[:-1], text.replace("alpha", "full_acc_0")):
+        try:
+            for report in parse_training_report(given_text, "x"):
+                training_findings(report)
+                from_training(report, num_steps=3)
+        except InputError:
+            continue

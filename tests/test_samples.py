@@ -171,6 +171,16 @@ def test_a_width_decides_what_one_state_is(tmp_path: Path) -> None:
     assert torch.equal(found.states, STATES)
 
 
+@pytest.mark.parametrize("key", ["aux_hidden_states", "hidden_states"])
+def test_states_of_another_target_are_named_and_not_fatal(key: str, tmp_path: Path) -> None:
+    ours(tmp_path)
+    states = {"aux_hidden_states": None, "last_hidden_state": None, key: torch.zeros(T, 3, 2 * H)}
+    stored("x.safetensors", **states)(tmp_path)
+    samples = read_samples(tmp_path, target_width=H)
+    assert [s.name for s in samples] == ["one.safetensors"]
+    assert f"states {2 * H} wide, expected {H}" in str(samples.refused["x.safetensors"])
+
+
 def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     ours(tmp_path)
@@ -194,11 +204,12 @@ def test_nothing_given_is_not_the_working_directory() -> None:
 def test_bad_lines_are_refused_among_good_ones(tmp_path: Path) -> None:
     good = json.dumps({"input_ids": [1, 2, 3, 4], "prompt_tokens": 2}).encode()
     bad = [b"\xff\xfe", b'{"input_ids": [1.5, 2, 3], "prompt_tokens": 1}', b"[1, 2]", good.replace(b"4]", b"999]")]
+    bad += [good[:-1] + b', "category": ["a"]}', good.replace(b": 2", b": 1e999"), b"[" * 99999]
     path = tmp_path / "s.jsonl"
     path.write_bytes(b"\n".join([*bad, good]))
     samples = read_samples(path, vocab=100)
-    assert [sample.name for sample in samples] == ["s.jsonl:5"]
-    assert len(samples.refused) == 4 and "token id 999" in str(samples.refused["s.jsonl:4"])
+    assert [sample.name for sample in samples] == ["s.jsonl:8"]
+    assert len(samples.refused) == 7 and "token id 999" in str(samples.refused["s.jsonl:4"])
 
 
 @pytest.mark.parametrize("text", ["abc", "3", '["a"]', "[-1, 0, 2]"])

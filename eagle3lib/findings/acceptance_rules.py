@@ -8,7 +8,7 @@ from itertools import pairwise
 from eagle3lib.findings.finding import Finding, Severity
 from eagle3lib.findings.gap import SHAPES, SMALL_GAP, at_floor, gap
 from eagle3lib.measuring.acceptance import Acceptance, Histogram
-from eagle3lib.measuring.plausibility import counts_bonus_in_rate, counts_root_as_draft, impossible, impossible_training
+from eagle3lib.measuring.plausibility import counts_bonus_in_rate, counts_root_as_draft, impossible
 from eagle3lib.reading.engine_reports import DEFINITIONS, EngineReport
 from eagle3lib.reading.training_reports import Checkpoint, TrainingReport
 
@@ -29,7 +29,7 @@ _CASES: dict[str, tuple[str, Severity, str, str]] = {
     ),
     "impossible training": (
         "metric.impossible", "error",
-        "The metric cannot take these values: they are percentages, or another metric.",
+        "The metric cannot take these values: they are percentages, or another metric. They are left out.",
         "Name trainer and metric, and give shares between 0 and 1.",
     ),
     "bonus in rate": (
@@ -132,8 +132,8 @@ def report_findings(
 def training_findings(report: TrainingReport) -> list[Finding]:
     """``metric.*`` of a trainer's numbers; ``quality.undertrained`` as a note where it names few conversations."""
     subject = f"{report.source} {report.metric}"
-    if wrong := impossible_training(report):
-        return [_finding("impossible training", subject, "; ".join(wrong))]
+    if report.meaning == "impossible":
+        return [_finding("impossible training", subject, report.definition)]
     found = []
     if report.training_samples is not None and report.training_samples < FEW_SAMPLES:
         found.append(_finding("few samples", subject, f"trained on {report.training_samples:,} conversations"))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from eagle3lib.measuring.acceptance import accepted_of, steps_of
 from eagle3lib.reading.engine_reports import EngineReport, RequestReport
-from eagle3lib.reading.training_reports import TrainingReport
 
 #: What two printed digits can hide.
 ROUNDING = 0.006
@@ -15,17 +14,6 @@ ROUNDING = 0.006
 def impossible(report: EngineReport, num_steps: int | None = None) -> list[str]:
     """Each contradiction within one request, in words with its numbers; the same words once."""
     return list(dict.fromkeys(text for request in report.requests for text in _contradictions(request, num_steps)))
-
-
-def impossible_training(report: TrainingReport) -> list[str]:
-    """Values outside what the metric can be."""
-    if report.meaning == "accept_length":
-        low, high = (1.0 if report.bonus else 0.0), float("inf")
-    else:
-        low, high = 0.0, 1.0
-    return [
-        f"{report.metric} {value:g} outside {low:g} to {high:g}" for value in report.values if not low <= value <= high
-    ]
 
 
 def counts_bonus_in_rate(report: EngineReport, num_draft_tokens: int | None = None) -> str | None:
@@ -80,6 +68,12 @@ def _contradictions(request: RequestReport, num_steps: int | None) -> Iterator[s
         yield f"{accepted} drafts accepted in no verify step"
     if steps and request.completion_tokens and steps > request.completion_tokens:
         yield f"{steps} verify steps for {request.completion_tokens} completion tokens"
+    if steps and num_steps is not None:
+        if accepted is not None and accepted > steps * num_steps:
+            yield f"{accepted} drafts accepted in {steps} verify steps of {num_steps}"
+        # The token sampled at prefill is one more.
+        if request.completion_tokens and request.completion_tokens > steps * (num_steps + 1) + 1:
+            yield f"{request.completion_tokens} completion tokens in {steps} verify steps of {num_steps} drafts"
     if any(right > tried for right, tried in request.tried or ()):
         yield "more right than tried"
     length, share = request.stated.get("accept_length"), request.stated.get("accept_rate")

@@ -179,8 +179,14 @@ def from_tensors(
         raise InputError(name, f"tensors {sorted(tensors)}", "a hidden-state file with input_ids or token_ids")
     ids = ids.flatten().long()
     states, last, normed, layout = _roles(name, tensors, len(ids), target_width)
+    for state in (states, last):
+        if state is not None and target_width and state.shape[-1] != target_width:
+            found, cure = f"states {state.shape[-1]} wide", "use samples of this target"
+            raise InputError(name, found, f"{target_width}, as the target", cure)
     mask = tensors.get("loss_mask")
-    prompt = int(metadata["prompt_tokens"]) if metadata.get("prompt_tokens", "").isdigit() else None
+    if mask is not None and not isinstance(mask, Tensor):
+        raise InputError(f"{name} loss_mask", type(mask).__name__, "a tensor")
+    prompt = int(metadata["prompt_tokens"]) if metadata.get("prompt_tokens", "").isdecimal() else None
     if mask is None:
         layout += "; no loss mask: every token counts" if prompt is None else ""
         mask = torch.arange(len(ids)) >= (1 if prompt is None else prompt)
@@ -252,12 +258,15 @@ def _from_json(name: str, line: str) -> Sample:
         if not all(type(token) is int for token in record["input_ids"]):
             raise TypeError("ids that are no whole numbers")
         ids = torch.tensor(record["input_ids"], dtype=torch.long)
-        prompt = int(record["prompt_tokens"])
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        prompt, category = int(record["prompt_tokens"]), record.get("category")
+        if isinstance(category, (list, dict)):
+            raise TypeError("a category that is no word")
+    except (ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:  # of them: nested too deeply
         expected = '{"input_ids": [...], "prompt_tokens": n}'
         raise InputError(name, f"{type(error).__name__}: {error}", expected) from None
     mask = torch.arange(len(ids)) >= prompt
-    return Sample(name, ids, mask, prompt, record.get("category"), layout="token ids; states from the target")
+    category = None if category is None else str(category)
+    return Sample(name, ids, mask, prompt, category, layout="token ids; states from the target")
 
 
 def write_sample(path: str | Path, sample: Sample) -> Path:

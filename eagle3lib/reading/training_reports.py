@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from eagle3lib.errors import InputError
 
 #: ``accuracy`` feeds the true tokens and divides by all positions, whatever was right before: only its first
 #: depth is acceptance.
-Meaning = Literal["accuracy", "conditional", "cumulative", "accept_length", "overlap", "ambiguous"]
+Meaning = Literal["accuracy", "conditional", "cumulative", "accept_length", "overlap", "ambiguous", "impossible"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ UNKNOWN = Metric(
 SAME_METRIC = {"per_position_acc": "acc", "avg_acc": "acc", "epochacc": "acc", "parallel": "train_acc"}
 _SAMPLES = ("training_samples", "train_samples", "num_samples")
 SAME_TRAINER = {"angelslim": "eagle", "model-optimizer": "modelopt"}
+#: How far a cumulative metric may rise: the last positions have no deeper ones, and digits are cut.
+_SLACK = 0.006
 #: One value in a log or metrics file: the trainers' keys count depths from 0.
 _KEY = re.compile(
     r"^(?:\w+/)*(cond_acc|full_acc|acceptance_rate|per_position_acc|simulated_acc_len|estimated_training_ar|epochacc|acc"
@@ -123,12 +126,26 @@ def read_training_report(source: str | Path) -> list[TrainingReport]:
     Raises:
         InputError: nothing there, or no metric of a trainer in it.
     """
-    if str(source).lstrip()[:1] in ("{", "["):
-        return parse_training_report(str(source), "training_report")
+    text = _text(source)
+    return parse_training_report(text, "training_report" if text == str(source) else Path(source).name)
+
+
+def _text(source: str | Path) -> str:
+    """JSON and a bare number stand for themselves; anything else is a file."""
+    if str(source).lstrip()[:1] in ("{", "[") or _is_number(_loads(str(source))):
+        return str(source)
     path = Path(source)
     if not path.is_file():
         raise InputError("training_report", f"no file {path.name}", "a trainer's metrics, or JSON that names them")
-    return parse_training_report(path.read_text(errors="replace"), path.name)
+    return path.read_text(errors="replace")
+
+
+def _loads(text: str) -> Any:
+    """The JSON document; ``None`` where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def parse_training_report(text: str, source: str) -> list[TrainingReport]:
@@ -164,9 +181,8 @@ _ACCEPTANCE = (
 
 def checkpoints(source: str | Path) -> list[Checkpoint]:
     """The records of a training report that name an epoch, in order; empty where it is not one record an epoch."""
-    text = str(source) if str(source).lstrip()[:1] in ("{", "[") else Path(source).read_text(errors="replace")
     found: dict[float, Checkpoint] = {}
-    for record in _records(text):
+    for record in _records(_text(source)):
         plain = {key.rsplit("/", 1)[-1]: value for key, value in _flat(record) if _is_number(value)}
         acceptance = next((plain[key] for key in _ACCEPTANCE if key in plain), None)
         loss = next((plain[key] for key in ("avg_loss", "loss") if key in plain), None)
@@ -179,18 +195,18 @@ def checkpoints(source: str | Path) -> list[Checkpoint]:
 
 
 def _records(text: str) -> list[dict[str, Any]]:
-    """The objects of a JSON or JSONL file; else the pairs of each line of a log."""
-    try:
-        content = json.loads(text)
-        return [item for item in (content if isinstance(content, list) else [content]) if isinstance(item, dict)]
-    except json.JSONDecodeError:
-        pass
+    """The objects of a JSON or JSONL file, else the pairs of each line of a log; bare numbers as a nameless metric."""
+    content = _loads(text)
+    content = content if isinstance(content, list) else [content]
+    if all(map(_is_number, content)):
+        return [{"metric": "not named", "values": content}]
+    if content != [None]:
+        return [item for item in content if isinstance(item, dict)]
     records = []
     for line in text.splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            record = {key: json.loads(value) for key, value in _PAIR.findall(line)}
+        record = _loads(line)
+        if record is None:
+            record = {key: _loads(value) for key, value in _PAIR.findall(line)}
         if isinstance(record, dict) and record:
             records.append(record)
     return records
@@ -240,17 +256,31 @@ def _report(source: str, trainer: Any, metric: str, values: Any) -> TrainingRepo
         (named, _), entry = next(iter(known.items()))
     else:
         named, entry = name, UNKNOWN
+    wrong = _impossible(entry, metric, values)
     return TrainingReport(
         source=source,
         trainer=name or named,
         metric=metric,
         values=tuple(float(value) for value in values),
-        meaning=entry.meaning,
-        definition=entry.definition,
+        meaning="impossible" if wrong else entry.meaning,
+        definition=wrong or entry.definition,
         bonus=entry.bonus,
         draft_vocab_targets=entry.draft_vocab_targets,
     )
 
 
+def _impossible(entry: Metric, metric: str, values: Sequence[float]) -> str:
+    """What the metric cannot be, in words with its numbers; empty where all can be."""
+    length = entry.meaning == "accept_length" or (entry.meaning == "ambiguous" and "len" in metric)
+    low, high = (1.0 if entry.bonus else 0.0), (math.inf if length else 1.0)
+    if outside := [f"{value:g}" for value in values if not low <= value <= high]:
+        return f"{metric} {', '.join(outside)}: outside {low:g} to {high:g}"
+    if entry.meaning == "cumulative" and any(now > before + _SLACK for before, now in pairwise(values)):
+        course = ", ".join(f"{value:g}" for value in values)
+        return f"{metric} {course}: rises, though what is right at depths 1 to d + 1 is right at 1 to d"
+    return ""
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Finite, and of a size that a float holds."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18
