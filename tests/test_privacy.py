@@ -20,12 +20,14 @@ HARMLESS = [
     "pad_token=<p>", "eos_token_id: 2", "hot_token_id", "the next token: the", "key = value", "cache_key=abc",
     "--kv-cache-dtype fp8", "k_proj.weight", "api_key=None", "hf_model_path", "sk-learn", "a basic thing",
     "ssh://git@github.com/x.git", "https://host/home/page", "/data/root/x", "/rooted", "[24/40, 1.2it/s]",
-    "spec_accept_token_num=3", "token_ids [1, 2]",
+    "PWD=/data/x", "OLDPWD=/x", "CACHE_KEY=3", "KEY=3", "forward_pass: 3", "docker run -u 1000:1000 x", "curl -u bob x",
+    "serve \\\n --api-key \\\n --tp 2", "spec_accept_token_num=3", "token_ids [1, 2]",
 ]  # fmt: skip
 NAMES = [
     "--api-key", "--admin-api-key", "--hf-token", "HF_TOKEN", "WANDB_API_KEY", "api_key", "apiKey",
     "password", "AWS_SECRET_ACCESS_KEY",
-    "client_secret", "x-api-key", "--ssl-keyfile-password", "huggingfaceToken",
+    "client_secret", "x-api-key", "PASS", "MY_PWD", "ANTHROPIC_KEY", "openai_key",
+    "--ssl-keyfile-password", "huggingfaceToken",
 ]  # fmt: skip
 FORMS = [
     "{name}={secret}", "{name}='{secret}'", 'run "{name}": "{secret}", x', "['{name}', '{secret}', 1]",
@@ -53,6 +55,11 @@ def test_a_named_secret_is_masked_in_every_form_of_text(name: str, form: str) ->
     [
         ("serve --api-key abc --tp 2", "serve --api-key *** --tp 2"),
         ("serve --api-key --tp 2", "serve --api-key --tp 2"),
+        ("serve --api-key k1 'k2' \\\n k3 --tp 2", "serve --api-key *** *** \\\n *** --tp 2"),
+        ("Set --api-key KEY for the server.", "Set --api-key *** for the server."),
+        ("--api-key 'abc def", "--api-key '***"),
+        ('["--api-key \\"abc def", "--tp 2"]', '["--api-key \\"***", "--tp 2"]'),
+        ("curl -X POST \\\n -su 'bob:pw' u", "curl -X POST \\\n -su '***' u"),
         ("Authorization: Bearer abc.def", "Authorization: ***"),
         ("curl -H 'authorization: Basic dTpw' u", "curl -H 'authorization: ***' u"),
         ("sent bearer abcdef1234567", "sent bearer ***"),
@@ -70,19 +77,45 @@ def test_texts(text: str, masked: str) -> None:
 
 def test_structures() -> None:
     given_value = {
-        "launch": ["--api-key", SECRET, "--tp", 2],
+        "launch": ["--api-key", SECRET, "k2", "--tp", 2],
         "env": [{"name": "HF_TOKEN", "value": SECRET}, ("password", 1234)],
         "hf_token": None,
         "nested": {"auth": {"api_key": {"inner": SECRET}}, "token": "the", "pad_token": "<pad>"},
         "/home/bob/x": 1.5,
     }
     assert mask(given_value) == {
-        "launch": ["--api-key", "***", "--tp", 2],
+        "launch": ["--api-key", "***", "***", "--tp", 2],
         "env": [{"name": "HF_TOKEN", "value": "***"}, ("password", "***")],
         "hf_token": None,
         "nested": {"auth": {"api_key": "***"}, "token": "the", "pad_token": "<pad>"},
         "~/x": 1.5,
     }
+
+
+def escaped(text: str, times: int) -> str:
+    """As it stands in JSON within JSON."""
+    return escaped(json.dumps(text)[1:-1], times - 1) if times else text
+
+
+FLAGS = st.sampled_from([name for name in NAMES if name.startswith("--")] + ["--api_key", "--wandb-token"])
+SEPARATORS = st.sampled_from(
+    [" ", "  ", "\t", "=", " = ", "\n", " \\\n", " \\\n  ", "=\\\n", " \\\r\n ", " \\\n \\\n ", "\\\n"]
+)
+SECRETS = st.from_regex(r"[A-Za-z0-9][\w+/.~-]{2,20}[A-Za-z0-9]", fullmatch=True).map(lambda tail: f"S3cret{tail}")
+BREAKS = st.sampled_from([" ", "\n", " \\\n", " \\\n  "])
+ORDINARY = st.sampled_from(["--tp", "--max-total-tokens", "--tokenizer-path", "--speculative-token-map", "--port"])
+
+
+@given(FLAGS, SEPARATORS, SECRETS, st.sampled_from(["", '"', "'"]), BREAKS, ORDINARY, SEPARATORS, st.integers(0, 3))
+def test_a_secret_flag_is_masked_whatever_stands_before_its_value(
+    flag: str, separator: str, secret: str, quote: str, line: str, ordinary: str, other: str, times: int
+) -> None:
+    """As written in a shell, a script read into a string, JSON of it and JSON of that; other flags keep theirs."""
+    text = f"serve{line}{ordinary}{other}plain7{line}{flag}{separator}{quote}{secret}{quote}{line}{ordinary}{other}x8y"
+    assert mask_text(escaped(text, times)) == escaped(text, times).replace(escaped(secret, times), "***")
+    unclosed = escaped(f"serve{line}{flag}{separator}'{secret} more", times)
+    assert escaped(secret, times) not in mask_text(unclosed)
+    assert secret not in mask({"launch": text})["launch"]
 
 
 JSON = st.recursive(

@@ -8,7 +8,7 @@ Then shapes: tokens that well-known services issue, authorization headers, passw
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,13 @@ _SECRET_WORDS = {
     "authorization", "apikey", "apikeys", "authkey", "cookie", "bearer",
 }  # fmt: skip
 #: ``... key`` is secret after one of these words; other keys (``key``, ``cache_key``) are not.
-_KEY_OWNERS = {"api", "access", "private", "auth", "account", "admin", "signing", "encryption", "ssh"}
+_KEY_OWNERS = {
+    "access", "account", "admin", "anthropic", "api", "auth", "azure", "deepseek", "encryption", "google", "groq",
+    "hf", "huggingface", "license", "mistral", "ngc", "nvidia", "openai", "openrouter", "private", "service",
+    "signing", "ssh", "wandb",
+}  # fmt: skip
+#: An environment variable's ``..._KEY`` is secret whoever owns it, but for these.
+_OPEN_KEYS = {"cache", "foreign", "partition", "primary", "public", "routing", "sort"}
 #: ``... token`` is secret after one of these words; ``pad_token``, ``draft_token`` and the like are not.
 _TOKEN_OWNERS = {
     "access", "api", "auth", "bearer", "csrf", "face", "gh", "github", "gitlab", "hf", "hub", "huggingface",
@@ -32,27 +38,38 @@ _TOKEN_OWNERS = {
 _UNSET = {"", "none", "null", "true", "false", MASK}
 
 _QUOTE = r"""(?:\\*(?:["']|&quot;|&\#39;|&\#34;|&\#x27;))"""
+#: Between a flag and its value: white space, also as JSON or repr writes it, and a line's continuation.
+_GAP = r"(?:\s|\\+[nrt]|\\+(?=\s))"
 _TAGS = r"(?:(?:\s*</?[a-z][^<>]*>)+)"
 _NAME = re.compile(r"(?<![\w-])-{0,2}[A-Za-z_](?:[\w.-]*[\w-])?")  # a full stop ends a sentence, not a name
 _VALUE = re.compile(
     rf"""(?P<between>
         {_QUOTE}?\]?\s*:\s*[A-Za-z][\w\[\].|\ ]*=\s*      # name: type = value
-      | {_QUOTE}?\]?{_TAGS}?\s*[=:]{_TAGS}?\s*            # name=value, "name": value, ["name"] = value
+      | {_QUOTE}?\]?{_TAGS}?\s*[=:]{_TAGS}?{_GAP}*        # name=value, "name": value, ["name"] = value
       | {_QUOTE}\s*,\s*                                   # "name", "value"
       | {_TAGS}\s*                                        # <td>name</td><td>value
-      | \s+ )
+      | (?P<gap>{_GAP}+) )
     (?P<value>
         "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'
       | (?P<quote>{_QUOTE})[^\n]*?(?P=quote)
-      | [^\s"'<>&\\]+?(?=[,;:)\]}}]*(?:[\s"'<>&\\]|$)) )""",
+      | (?P<open>{_QUOTE})(?:(?!\\+[nr"'])[^\n"'<>])*     # never closed
+      | (?:[^\s"'<>&\\]|\\++(?![nrt"'\s&]))+?(?=[,;:)\]}}]*(?:[\s"'<>&]|\\+[nrt"'\s&]|$)) )""",
     re.VERBOSE,
 )
+#: vLLM's ``--api-key`` takes several: the words up to the next flag, where they end like a command and not like prose.
+_SEVERAL = re.compile(r"--api[-_]keys?")
+_WORD = r"""((?:[ \t]|\\+\r?\n|\\{2,}[nrt])+)('[^'\n]*'|"[^"\n]*"|(?!-)[^\s"'<>&|;\\]+(?<![.,;:]))"""
+_WORDS = re.compile(rf"""(?:{_WORD})+(?=\s*(?:$|[\n"'<>&|;\\])|\s+-)""")
 _HEADER = re.compile(r"""(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(\\*["']?\s*:\s*\\*["']?)[^"'\n<\\]+""")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)(?=[^\s\"'<>]*\d)[\w.~+/-]{8,}=*")
 _ISSUED = re.compile(
     r"\b(?:hf_(?=[A-Za-z]*\d|[a-z]*[A-Z])[A-Za-z0-9]{10,}|sk-(?=[\w-]*\d)[\w-]{12,}|gh[pousr]_[A-Za-z0-9]{16,}"
     r"|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abeprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|nvapi-[\w-]{16,}"
     r"|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
+)
+_CURL_USER = re.compile(
+    rf"\b(curl\b(?:[^\n|;]|\\\r?\n){{0,2000}}?\s(?:-[A-Za-z]*[uU]|--user|--proxy-user)(?:{_GAP}+|=)?{_QUOTE}?)"
+    r"[^\s:\"'<>&\\-][^\s:\"'<>&\\]*:[^\s\"'<>&\\]+"
 )
 _PRIVATE_KEY = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?-----END \1-----", re.DOTALL)
 _URL_USER = re.compile(
@@ -72,7 +89,10 @@ def is_secret_name(name: str) -> bool:
         return True
     if any(owner in _KEY_OWNERS and word in ("key", "keys") for owner, word in zip(words, words[1:], strict=False)):
         return True
-    return words[-1:] == ["token"] and words[-2] in _TOKEN_OWNERS
+    *owners, last = words or [""]
+    if name.isupper() and (last == "pass" or (last == "key" and owners and _OPEN_KEYS.isdisjoint(owners))):
+        return True
+    return bool(owners) and (last == "pwd" or (last == "token" and owners[-1] in _TOKEN_OWNERS))
 
 
 def mask(value: Any) -> Any:
@@ -91,9 +111,9 @@ def mask(value: Any) -> Any:
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        before = [None, *value][:-1]
         items = [
-            MASK if _follows(name, item, len(value)) else mask(item) for name, item in zip(before, value, strict=True)
+            MASK if _follows(name, item, len(value)) else mask(item)
+            for name, item in zip(_owners(value), value, strict=True)
         ]
         return items if isinstance(value, list) else tuple(items)
     return value
@@ -111,6 +131,7 @@ def mask_text(text: str) -> str:
 def _mask_once(text: str) -> str:
     text = _PRIVATE_KEY.sub(MASK, _mask_home(text))
     text = _URL_USER.sub(rf"\1{MASK}@", text)
+    text = _CURL_USER.sub(rf"\1{MASK}", text)
     text = _HEADER.sub(rf"\1\2{MASK}", text)
     text = _mask_named(text)
     text = _BEARER.sub(rf"\1\2{MASK}", text)
@@ -128,23 +149,34 @@ def _mask_named(text: str) -> str:
     """The values that follow secret names. Scanned name by name, so that no value hides the next name."""
     parts, end = [], 0
     for name in _NAME.finditer(text):
-        if name.start() < end or not is_secret_name(name[0]):
+        said = _without_escape(text, name)
+        if name.start() < end or not is_secret_name(said):
             continue
         pair = _VALUE.match(text, name.end())
         if pair is None:
             continue
         between, value = pair["between"], pair["value"]
-        quote = pair["quote"] or (value[0] if value[0] in "\"'" else "")
-        inner = value[len(quote) : len(value) - len(quote)]
-        if between.isspace():  # the argument of a flag, or a column of a printed table
-            flag = name[0].startswith("-") and not inner.startswith("--")
+        quote = pair["open"] or pair["quote"] or (value[0] if value[0] in "\"'" else "")
+        closing = "" if pair["open"] else quote
+        inner = value[len(quote) : len(value) - len(closing)]
+        if pair["gap"]:  # the argument of a flag, or a column of a printed table
+            flag = said.startswith("-") and not inner.startswith("--")
             column = len(between) > 1 and "\n" not in between
             if not (flag or column):
                 continue
-        if _holds_secret(name[0], inner):
-            parts += [text[end : pair.start("value")], quote, MASK, quote]
+        if _holds_secret(said, inner):
+            parts += [text[end : pair.start("value")], quote, MASK, closing]
             end = pair.end()
+            if pair["gap"] and _SEVERAL.fullmatch(said) and (more := _WORDS.match(text, end)):
+                parts.append(re.sub(_WORD, rf"\1{MASK}", more[0]))
+                end = more.end()
     return "".join([*parts, text[end:]])
+
+
+def _without_escape(text: str, name: re.Match[str]) -> str:
+    r"""The name without the ``n`` of a line's end that JSON or repr wrote as ``\n`` before it."""
+    escaped = name[0][0] in "nrt" and text[name.start() - 1 : name.start()] == "\\" and is_secret_name(name[0][1:])
+    return name[0][1:] if escaped else name[0]
 
 
 def _holds_secret(name: str, value: object) -> bool:
@@ -154,6 +186,15 @@ def _holds_secret(name: str, value: object) -> bool:
     if name.lower() == "token":
         return isinstance(value, str) and bool(re.fullmatch(r"(?=\S*\d)[\w.+/~-]{8,}=*", value))
     return True
+
+
+def _owners(items: Sequence[object]) -> Iterator[object]:
+    """Before each item what it may be the value of: the item before it, or the flag that takes several."""
+    owner: object = None
+    for item in items:
+        yield owner
+        if not (isinstance(owner, str) and _SEVERAL.fullmatch(owner)) or str(item).startswith("-"):
+            owner = item
 
 
 def _follows(name: object, item: object, length: int) -> bool:
