@@ -270,6 +270,7 @@ TRAINING = {
     "step 10 val/cond_acc_0: 0.3 val/cond_acc_1: 0.2\nstep 20 val/cond_acc_0: 0.5 val/cond_acc_1: 0.4": (
         "speculators", GOOD, 1.7,
     ),
+    "step 10 estimated_training_ar: 1.7\nstep 20 estimated_training_ar: [1.9, x]": ("modelopt", None, 1.7),
 }  # fmt: skip
 
 
@@ -297,7 +298,7 @@ def test_an_accuracy_with_true_tokens_fed_is_acceptance_at_the_first_depth_alone
     assert from_training(cond).accuracy is None
 
 
-@pytest.mark.parametrize("text", ['{"metric": "accuracy", "value": 0.6}', "0.61", "[0.61, 0.48]"])
+@pytest.mark.parametrize("text", ['{"metric": "accuracy", "value": 0.6}', "0.61", "1.7", "[0.61, 0.48]"])
 def test_an_accuracy_without_a_definition_is_called_ambiguous(text):
     [report] = read_training_report(text)
     assert report.conditional is None and report.marginal is None

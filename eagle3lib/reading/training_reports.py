@@ -62,6 +62,8 @@ UNKNOWN = Metric(
 SAME_METRIC = {"per_position_acc": "acc", "avg_acc": "acc", "epochacc": "acc", "parallel": "train_acc"}
 _SAMPLES = ("training_samples", "train_samples", "num_samples")
 SAME_TRAINER = {"angelslim": "eagle", "model-optimizer": "modelopt"}
+#: The metric of a bare number.
+_NAMELESS = "not named"
 #: How far a cumulative metric may rise: the last positions have no deeper ones, and digits are cut.
 _SLACK = 0.006
 #: One value in a log or metrics file: the trainers' keys count depths from 0.
@@ -199,14 +201,15 @@ def _records(text: str) -> list[dict[str, Any]]:
     content = _loads(text)
     content = content if isinstance(content, list) else [content]
     if all(map(_is_number, content)):
-        return [{"metric": "not named", "values": content}]
+        return [{"metric": _NAMELESS, "values": content}]
     if content != [None]:
         return [item for item in content if isinstance(item, dict)]
     records = []
     for line in text.splitlines():
         record = _loads(line)
         if record is None:
-            record = {key: _loads(value) for key, value in _PAIR.findall(line)}
+            pairs = [(key, _loads(value)) for key, value in _PAIR.findall(line)]
+            record = {key: value for key, value in pairs if value is not None}
         if isinstance(record, dict) and record:
             records.append(record)
     return records
@@ -271,7 +274,7 @@ def _report(source: str, trainer: Any, metric: str, values: Any) -> TrainingRepo
 
 def _impossible(entry: Metric, metric: str, values: Sequence[float]) -> str:
     """What the metric cannot be, in words with its numbers; empty where all can be."""
-    length = entry.meaning == "accept_length" or (entry.meaning == "ambiguous" and "len" in metric)
+    length = entry.meaning == "accept_length" or (entry is UNKNOWN and ("len" in metric or metric == _NAMELESS))
     low, high = (1.0 if entry.bonus else 0.0), (math.inf if length else 1.0)
     if outside := [f"{value:g}" for value in values if not low <= value <= high]:
         return f"{metric} {', '.join(outside)}: outside {low:g} to {high:g}"
