@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from eagle3lib.maths.draft import Draft, combine, depth_states, head_weight, target_ids
+from eagle3lib.maths.draft import Draft, before_head, combine, depth_states, head_weight, target_ids
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.materials import Material
@@ -23,6 +24,8 @@ Progress = Callable[[float, str], None]
 IDLE = 0.05
 #: Samples in cheap passes; of each, the rows before the first start and the starts.
 PARTS, CONTEXT, STARTS = 4, 48, 64
+#: Bytes of projected streams that are kept: of a wide draft those of a climb, not all that were ever asked for.
+KEPT = 256 << 20
 
 
 class Screen:
@@ -31,7 +34,8 @@ class Screen:
     def __init__(self, draft: Draft, parts: Sequence[Material], progress: Progress) -> None:
         self.draft, self.parts, self.progress = draft, parts, progress
         self.scores: dict[Wiring, float] = {}
-        self.projected: dict[tuple[int, int, int, bool], Tensor] = {}
+        each = (CONTEXT + STARTS + 2) * draft.width * draft.norm.element_size()
+        self.projected = lru_cache(max(KEPT // each, 1))(self._projected)
         self.words: dict[tuple[str, str, str], tuple[Tensor, Tensor]] = {}
         self.passes = 0
 
@@ -85,8 +89,7 @@ class Screen:
         None counts for less than a blind guess, as does a word that the draft does not have: a draft that is
         sure and wrong proposes nothing worse than one that is unsure.
         """
-        if wiring.norm_before_head:
-            state = rms_norm(state, self.draft.norm, self.draft.eps)
+        state = before_head(self.draft, wiring, state)
         weight, ids = self._words(wiring)
         match = truth.to(ids.device)[:, None] == ids
         said = torch.log_softmax(torch.nn.functional.linear(state, weight).float(), -1)
@@ -108,26 +111,25 @@ class Screen:
 
     def _combined(self, wiring: Wiring, part: int, without: int | None) -> Tensor:
         """What ``combine`` gives, from the projection of each slot alone: ``fc`` is linear in its slots."""
-        states = self.parts[part].states
         if wiring.norm_before_fc:  # one norm over all slots
             stack = self.parts[part].stack(wiring.boundaries)
             if without is not None:
                 stack[:, without] = 0
             return combine(self.draft, wiring, stack)
-        weight, bias = self.draft.fc.weight, self.draft.fc.bias
-        width = weight.shape[1] // self.draft.slots
-        hidden = weight.new_zeros(()) if bias is None else bias
+        bias = self.draft.fc.bias
+        hidden = self.draft.fc.weight.new_zeros(()) if bias is None else bias
         for slot, boundary in enumerate(wiring.boundaries):
-            key = (part, slot, boundary, wiring.fc_norm)
-            if key not in self.projected:
-                state = states[boundary].to(self.draft.norm.device, self.draft.norm.dtype)
-                if wiring.fc_norm:
-                    state = rms_norm(state, self.draft.slot_norms[slot], self.draft.eps)
-                columns = weight[:, slot * width : (slot + 1) * width]
-                self.projected[key] = torch.nn.functional.linear(state, columns)
             if slot != without:
-                hidden = hidden + self.projected[key]
+                hidden = hidden + self.projected(part, slot, boundary, wiring.fc_norm)
         return hidden
+
+    def _projected(self, part: int, slot: int, boundary: int, normed: bool) -> Tensor:
+        """``[T, H]``: what one slot adds to ``fc``'s output where it is fed this boundary."""
+        state = self.parts[part].states[boundary].to(self.draft.norm.device, self.draft.norm.dtype)
+        if normed:
+            state = rms_norm(state, self.draft.slot_norms[slot], self.draft.eps)
+        width = self.draft.fc.weight.shape[1] // self.draft.slots
+        return torch.nn.functional.linear(state, self.draft.fc.weight[:, slot * width : (slot + 1) * width])
 
 
 def _with(boundaries: tuple[int, ...], slot: int, boundary: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Literal
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.conclusive import LEVEL, conclusive
 from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
 from eagle3lib.measuring.materials import Material, spread
 from eagle3lib.measuring.prediction import accept_counts
@@ -31,11 +32,16 @@ GOOD_FIRST = 0.4
 WIDE = 0.15
 #: The smallest gain in accept length worth a change, as a share: below it, other wirings look alike.
 MATERIAL = 0.03
+#: Requests below which none is called better: two may agree by chance.
+LEAST_REQUESTS = 3
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A wiring measured on all samples. ``gain`` is in accept length over the configured wiring."""
+    """A wiring measured on all samples. ``gain`` is in accept length over the configured wiring.
+
+    ``shown``: the gain is told from none, among all that were measured in full; see ``conclusive``.
+    """
 
     change: str
     wiring: Wiring
@@ -43,6 +49,7 @@ class Candidate:
     accept_length: Rate
     gain: float
     gain_ci: tuple[float, float] | None
+    shown: bool = False
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -74,10 +81,12 @@ class Search:
 
     @property
     def better(self) -> Candidate | None:
-        """The best wiring, where it is better beyond its interval and by enough to matter."""
-        best, here = self.candidates[0], self.as_configured
-        sure = best.gain_ci is not None and best.gain_ci[0] > 0
-        return best if sure and best.gain >= MATERIAL * (here.accept_length.value or 1) else None
+        """The best wiring, where it is shown to be better, and by enough to matter."""
+        best = self.candidates[0]
+        return best if best.shown and self._matters(best) else None
+
+    def _matters(self, best: Candidate) -> bool:
+        return best.gain >= MATERIAL * (self.as_configured.accept_length.value or 1)
 
     @property
     def trained_boundaries(self) -> tuple[int, ...] | None:
@@ -88,7 +97,13 @@ class Search:
 
     @property
     def answer(self) -> Answer:
-        """Is the wiring at fault, or the model? ``undecided`` where the samples are too few to say."""
+        """Is the wiring at fault, or the model? ``undecided`` where the samples are too few to say.
+
+        So too where a wiring looks better, beyond a plain 95 % interval, and is not shown to be.
+        """
+        top = self.candidates[0]
+        if not self.better and top.gain_ci is not None and top.gain_ci[0] > 0 and self._matters(top):
+            return "undecided"
         best = self.better or self.as_configured
         first = best.conditional_depth1
         if first.ci is None or first.value is None:
@@ -214,11 +229,13 @@ def _ranked(
     base = accept_counts(evaluations[0].walks(num_steps))
     candidates = []
     for wiring, evaluation in zip(chosen, evaluations, strict=True):
+        others = max(len(chosen) - 1, 1)
         better = gain(*accept_counts(evaluation.walks(num_steps)), *base)
         candidates.append(
             Candidate(
                 describe(wiring, configured), wiring, evaluation.depths()[0].conditional,
                 evaluation.accept_length(num_steps), better.value or 0.0, better.ci,
+                len(base[0]) >= LEAST_REQUESTS and conclusive(better, len(base[0]), others, 2 * LEVEL),  # one side
             )
         )  # fmt: skip
     strangeness = MATERIAL * (candidates[0].accept_length.value or 0)
