@@ -10,11 +10,11 @@ import torch
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import inspect
-from eagle3lib.findings.finding import Edit
+from eagle3lib.findings.finding import Edit, Finding
 from eagle3lib.findings.wiring_rules import conclusion, coverage_findings, measured_wiring, sample_findings
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.materials import Material
-from eagle3lib.measuring.rates import rate
+from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.wiring_search import Candidate, Search
 from eagle3lib.reading.samples import Sample
 from eagle3lib.telling import figures, views
@@ -85,6 +85,24 @@ def test_the_answer_says_what_was_measured() -> None:
     assert own.to_json()["boundaries"] == [0, 3, 31]
     (label,) = figures.wirings([own], measured).axes[0].get_yticklabels()
     assert label.get_text() == measured
+
+
+@pytest.mark.parametrize(
+    ("first", "traffic", "answer"),
+    [(GOOD, False, "wiring"), (POOR, False, "both"), (GOOD, True, "both"), (None, True, "both")],
+)
+def test_captured_states_that_are_wrong_count_beside_all_else(
+    tmp_path: Path, first: Rate | None, traffic: bool, answer: str
+) -> None:
+    """The samples' own boundaries showed it; a draft that is poor besides, there or on traffic, is both."""
+    found = sample_findings(kimi(tmp_path, [3, 31, 59]), Wiring((0, 3, 31)), GOOD)
+    if traffic:
+        found.append(Finding("quality.domain", "warning", "traffic", "", "", ""))
+    own = Candidate("as configured", Wiring((0, 3, 31)), first or GOOD, rate([160] * 3, [80] * 3), 0.0, (0.0, 0.0))
+    search = first and Search((own,), own.wiring, (), 40, 12.0)
+    assert conclusion(search, found, own.wiring, named=True) == (answer, (0, 3, 31))
+    said = unescape(views.answer(answer, search, "as configured", traffic).data)
+    assert said.count("wiring is at fault") == (first is GOOD) and ("traffic" in said) == (traffic and first is GOOD)
 
 
 @pytest.mark.parametrize(("inside", "severity"), [(990, "note"), (900, "warning"), (1000, None)])

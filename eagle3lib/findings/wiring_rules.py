@@ -145,18 +145,19 @@ def conclusion(
 ) -> tuple[str, tuple[int, ...] | None]:
     """Notebook 02's answer, and the boundaries these weights were trained on where that is sure.
 
-    What the samples' own boundaries showed counts beside the search. Files that do not name their boundaries
-    (``named`` is false) make nothing sure about them.
+    What the samples' own boundaries showed counts beside the search: the engine captures others, so that the wiring
+    is at fault, whatever else is. Files that do not name their boundaries (``named`` is false) make nothing sure
+    about them.
     """
     shown = any(finding.kind.startswith("aux.") and finding.severity == "error" for finding in found)
-    if shown and (search is None or search.answer == "sound"):
-        return "wiring", measured.boundaries
-    if search is None:
-        return "undecided", None
-    answer: str = search.answer
+    answer: str = "undecided" if search is None else search.answer
+    if shown:
+        answer = "both" if answer in ("model", "both") else "wiring"
     if worse_on_traffic(found):  # whatever the samples say, what is served is what counts
         answer = {"sound": "model", "wiring": "both"}.get(answer, answer)
-    return answer, search.trained_boundaries if named else None
+    if shown and not (search and search.better):
+        return answer, measured.boundaries
+    return answer, search.trained_boundaries if search and named else None
 
 
 def accuracy_findings(first: Rate) -> list[Finding]:

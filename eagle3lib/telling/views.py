@@ -199,9 +199,8 @@ def answer(found: str, search: Search | None, measured: str, worse_on_traffic: b
     """Notebook 02's answer in one sentence, with the numbers it rests on; ``measured``: which wiring that was."""
     words = ANSWERS[found]
     if worse_on_traffic and search is not None and search.answer in ("sound", "wiring"):
-        words = (
-            f"{ANSWERS[search.answer]} But traffic is predicted worse than the samples: it is other text, or longer."
-        )
+        samples = {"model": "sound", "both": "wiring"}.get(found, found)
+        words = f"{ANSWERS[samples]} But traffic is predicted worse than the samples: it is other text, or longer."
     if search is None:
         return text(words)
     best, here = search.candidates[0], search.as_configured
