@@ -222,6 +222,8 @@ def _roles(
     for key, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and "hidden" in key:
             found[key] = tensor[0] if tensor.dim() == 3 and len(tensor) == 1 != length else tensor
+            if tensor.dim() < 2 or not tensor.numel():
+                raise InputError(f"{name} {key}", list(tensor.shape), "one state a token")
     stacked = [key for key, tensor in found.items() if tensor.dim() == 3]
     if stacked == ["hidden_states"]:
         whole = found["hidden_states"]  # [T, K + 1, H_t]
