@@ -5,52 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3lib.findings.boundaries import ids_remedy, layer_difference
+from eagle3lib.findings.boundaries import layer_difference
 from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.wiring_rules import SWITCHES
 from eagle3lib.measuring.served_wiring import ServedWiring
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
+#: No edit goes with it: the config inspected asks for the right thing already.
 _ELSEWHERE = (
     "The server runs another config or other code than the one inspected here: compare draft path, overrides and "
     "version in its /server_info."
 )
 
 
-def served_findings(found: ServedWiring, *, family: str, layers: int, version: str) -> list[Finding]:
+def served_findings(found: ServedWiring, *, layers: int) -> list[Finding]:
     """An error for each switch that was surely served otherwise than configured, a note where that is not sure.
 
     Silent where the configured wiring foretells what was served, or where too little was accepted to say.
-
-    Args:
-        family, layers, version: of the target and the engine, for the ids in the remedy.
+    ``layers``: blocks of the target.
     """
     if found.answer == "as configured" or not found.best.tells:
         return []
     if found.answer == "none":
         return [_unexplained(found)]
-    return list(_changes(found, family, layers, version))
+    return list(_changes(found, layers))
 
 
-def _changes(found: ServedWiring, family: str, layers: int, version: str) -> Iterator[Finding]:
+def _changes(found: ServedWiring, layers: int) -> Iterator[Finding]:
     here, best = found.as_configured, found.best
     evidence = (
         f"{found.words()} The configured wiring foretells {here.exact.numerator} of {here.exact.denominator} "
         f"responses, {here.steps.numerator} of {here.steps.denominator} verify steps."
     )
     for switch, (wanted, was) in found.configured.differences(best.wiring).items():
-        sure = found.answer == "another wiring" and all(getattr(f.wiring, switch) != wanted for f in found.possible)
+        possible = list(dict.fromkeys(_said(getattr(fit.wiring, switch)) for fit in found.possible))
+        sure = found.answer == "another wiring" and _said(wanted) not in possible
         if switch == "boundaries":
             kind, subject = layer_difference(list(was), list(wanted), layers) or "aux.order", ENGINE_PLACE
-            remedy, edits = ids_remedy(wanted, family, layers, version)
         else:
             kind, field = SWITCHES[switch]
-            subject, remedy, edits = field or switch, "", ()
+            subject = field or switch
         yield Finding(
             kind, "error" if sure else "note", subject, f"{found.source}: {evidence}",
-            f"The engine served {switch} = {_said(was)}, not {_said(wanted)}: the draft is not run as configured."
+            f"The engine served {switch} = {' or '.join(possible)}, not {_said(wanted)}: not what is configured."
             if sure else f"{switch} may have been served as {_said(was)}: more responses would tell.",
-            f"{_ELSEWHERE} {remedy}".strip(), edits if sure else (),
+            _ELSEWHERE,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""One wiring held against one served response: on which verify steps does it foretell what was accepted?
+"""One wiring held against served responses: on which verify steps does it foretell what was accepted?
 
 Most steps of a poor draft accept nothing, and any wrong wiring foretells that. So wirings are told apart by the
 *telling* steps alone, those that accept a draft in fact or in the prediction.
@@ -6,12 +6,31 @@ Most steps of a poor draft accept nothing, and any wrong wiring foretells that. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.forecast import Forecast, Setting, setting_forecast
 from eagle3lib.measuring.materials import Material
+from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.wiring_candidates import describe
+
+#: A wiring fits when it foretells this share of the telling steps, but for as many as rounding to bfloat16 costs: one
+#: verify step in a hundred, which is much where a draft is so poor that few are telling.
+FITS, ROUNDED = 0.9, 0.01
+#: Fewer telling steps than this say nothing.
+FEWEST = 10
+#: One wiring is surely worse than another when it misses ``FACTOR`` times as many verify steps and ``LEAD`` more. Were
+#: both equally wrong, a step that one of them misses would be a fair coin: b misses beside 3 b + 10 have at most the
+#: chance 2**-10 that 10 beside none have, so that one in twenty of some fifty wirings tried wins by luck.
+FACTOR, LEAD = 3, 10
+#: Misses of one response come together: past a wrong step all later ones of a bare histogram may stand elsewhere. So
+#: the difference in misses, d a response, must be ``SURE`` of its standard errors: sum(d) >= SURE * sqrt(sum(d * d)),
+#: which takes SURE**2 = 4 responses at least (Cauchy-Schwarz).
+SURE = 2
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,64 @@ class Match:
     @property
     def missed(self) -> int:
         return self.steps - self.equal
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A wiring held against every response. ``change``: what it changes against the configured one, in words.
+
+    ``exact``: responses foretold without a miss; ``steps``: verify steps foretold; ``telling``: those of them that
+    accept a draft, served or foretold, on which wirings are ranked.
+    """
+
+    wiring: Wiring
+    change: str
+    matches: tuple[Match, ...] = field(repr=False)
+    exact: Rate
+    steps: Rate
+    telling: Rate
+
+    @classmethod
+    def of(cls, wiring: Wiring, configured: Wiring, matches: Sequence[Match]) -> Fit:
+        return cls(
+            wiring, describe(wiring, configured), tuple(matches),
+            rate([not m.missed for m in matches], [1] * len(matches)),
+            rate([m.equal for m in matches], [m.steps for m in matches]),
+            rate([m.told for m in matches], [m.telling for m in matches]),
+        )  # fmt: skip
+
+    @property
+    def fits(self) -> bool:
+        """Near enough to what was served, on enough steps."""
+        telling, rounded = self.telling.denominator or 0, ROUNDED * (self.steps.denominator or 0)
+        return self.tells and (self.telling.numerator or 0) >= FITS * (telling - rounded)
+
+    @property
+    def tells(self) -> bool:
+        """Enough is accepted, served or foretold, to say anything."""
+        return (self.telling.denominator or 0) >= FEWEST
+
+    def differs(self, other: Fit) -> int:
+        """Responses that the two foretell differently."""
+        return sum(a.foretold != b.foretold for a, b in zip(self.matches, other.matches, strict=True))
+
+    def needed(self, other: Fit) -> int | None:
+        """How many responses like these make ``other`` surely the worse; ``None``: no number of them."""
+        mine, theirs = [m.missed for m in self.matches], [m.missed for m in other.matches]
+        lead, n = sum(theirs) - FACTOR * sum(mine), len(mine)
+        if lead <= 0:
+            return None
+        squares = sum((there - here) ** 2 for here, there in zip(mine, theirs, strict=True))
+        return max(math.ceil(n * LEAD / lead), math.ceil(n * SURE**2 * squares / (sum(theirs) - sum(mine)) ** 2))
+
+    def beats(self, other: Fit) -> bool:
+        """Surely nearer to what was served: as many responses as it needs were seen."""
+        needed = self.needed(other)
+        return needed is not None and needed <= len(self.matches)
+
+    def to_json(self) -> dict[str, Any]:
+        rates = {name: getattr(self, name).to_json() for name in ("exact", "steps", "telling")}
+        return {"change": self.change, "boundaries": list(self.wiring.boundaries), **rates}
 
 
 def match(draft: Draft, wiring: Wiring, response: Response, setting: Setting) -> Match:

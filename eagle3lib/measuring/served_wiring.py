@@ -6,14 +6,10 @@ served is the one that was served. Cheap passes over the most telling responses 
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-from scipy import stats
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
@@ -21,85 +17,21 @@ from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.forecast import Setting
 from eagle3lib.measuring.materials import material, spread
-from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.served import served_requests
-from eagle3lib.measuring.served_match import Match, Response, match
-from eagle3lib.measuring.wiring_candidates import boundary_families, describe, switches
+from eagle3lib.measuring.served_match import Fit, Response, match
+from eagle3lib.measuring.wiring_candidates import boundary_families, switches
 from eagle3lib.reading.engine_reports import EngineReport
 
 Answer = Literal["as configured", "another wiring", "undecided", "none"]
 Progress = Callable[[float, str], None]
 
-#: A wiring fits when it foretells this share of the telling steps; rounding to bfloat16 costs about one in a hundred.
-FITS = 0.9
-#: Fewer telling steps than this say nothing.
-FEWEST = 10
-#: One wiring is told from another when it misses less in so many more responses that a fair coin would seldom do it.
-CHANCE = 0.05
-WINS = math.ceil(-math.log2(CHANCE))
 #: Responses used, spread evenly; and the most telling ones, used in cheap passes.
 RESPONSES, SCREENED = 16, 3
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A wiring held against every response. ``change``: what it changes against the configured one, in words.
-
-    ``exact``: responses foretold without a miss; ``steps``: verify steps foretold; ``telling``: those of them that
-    accept a draft, served or foretold, on which wirings are ranked.
-    """
-
-    wiring: Wiring
-    change: str
-    matches: tuple[Match, ...] = field(repr=False)
-    exact: Rate
-    steps: Rate
-    telling: Rate
-
-    @classmethod
-    def of(cls, wiring: Wiring, configured: Wiring, matches: Sequence[Match]) -> Fit:
-        return cls(
-            wiring, describe(wiring, configured), tuple(matches),
-            rate([not m.missed for m in matches], [1] * len(matches)),
-            rate([m.equal for m in matches], [m.steps for m in matches]),
-            rate([m.told for m in matches], [m.telling for m in matches]),
-        )  # fmt: skip
-
-    @property
-    def fits(self) -> bool:
-        """Near enough to what was served, on enough steps; of bare histograms half must be right to the last step.
-
-        Of a hundred wirings one has a single histogram right by luck, hence no fewer than three of them.
-        """
-        whole = [not m.missed for m in self.matches if not m.ordered]
-        return (
-            self.tells and (self.telling.value or 0.0) >= FITS and (not whole or sum(whole) >= max(3, len(whole) / 2))
-        )
-
-    @property
-    def tells(self) -> bool:
-        """Enough is accepted, served or foretold, to say anything."""
-        return (self.telling.denominator or 0) >= FEWEST
-
-    def differs(self, other: Fit) -> int:
-        """Responses that the two foretell differently."""
-        return sum(a.foretold != b.foretold for a, b in zip(self.matches, other.matches, strict=True))
-
-    def beats(self, other: Fit) -> bool:
-        """Surely nearer to what was served: in more responses than chance gives, or alone in fitting at all."""
-        pairs = [(a.missed, b.missed) for a, b in zip(self.matches, other.matches, strict=True)]
-        won, lost = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
-        sure = won > lost and stats.binom.sf(won - 1, won + lost, 0.5) <= CHANCE
-        return bool(sure) or (self.fits and not other.fits and won > lost)
-
-    def to_json(self) -> dict[str, Any]:
-        rates = {name: getattr(self, name).to_json() for name in ("exact", "steps", "telling")}
-        return {"change": self.change, "boundaries": list(self.wiring.boundaries), **rates}
-
-
-@dataclass(frozen=True)
 class ServedWiring:
-    """What one source's responses say of the wiring. ``fits``: those measured in full, best first.
+    """What one source's responses say of the wiring. ``fits``: those measured in full, best first (``_ranked``).
 
     ``passes``: the work done, in forward passes over all responses at full depth.
     """
@@ -133,47 +65,38 @@ class ServedWiring:
         return tuple(fit for fit in self.fits if not self.best.beats(fit))
 
     @property
-    def needed(self) -> int | None:
-        """How many responses tell best and runner-up apart in 95 % of draws: enough on which they differ."""
-        if self.runner_up is None:
-            return None
-        share = self.best.differs(self.runner_up) / len(self.best.matches)
-        return next(n for n in itertools.count(WINS) if stats.binom.sf(WINS - 1, n, share) >= 0.95)
-
-    @property
     def answer(self) -> Answer:
-        exactly = self.best.exact.value == 1
-        if self.best.wiring == self.configured and (self.best.fits or exactly):
-            return "as configured"
         if not self.best.fits:
-            return "undecided" if exactly else "none"
+            return "none" if self.best.tells else "undecided"
+        if self.best.wiring == self.configured:
+            return "as configured"
         return "undecided" if self.as_configured in self.possible else "another wiring"
 
     def words(self) -> str:
         """The answer in one sentence or two."""
         best, rival = self.best, self.runner_up
-        share = f"{best.exact.numerator} of {best.exact.denominator} responses exactly, {best.steps.numerator} of "
-        share += f"{best.steps.denominator} verify steps"
+        exact, steps = (f"{each.numerator} of {each.denominator}" for each in (best.exact, best.steps))
+        share = f"{exact} responses exactly, {steps} verify steps"
         if not best.tells:
             return f"Too few drafts were accepted to tell: {best.telling.denominator} verify steps with one."
         if self.answer == "none":
             return f"No wiring tried foretells what was served; the nearest, {best.change}, has {share}."
         text = f"What was served is what this wiring foretells: {best.change} ({share})."
         if rival:
+            needed = best.needed(rival)
             text += (
                 f" Runner-up: {rival.change} ({rival.exact.numerator} responses, {rival.steps.numerator} steps), "
                 f"{'surely' if best.beats(rival) else 'not surely'} told apart; they differ on {best.differs(rival)} "
-                f"of {len(best.matches)} responses, so that {self.needed} tell them apart in 95 % of draws."
+                f"of {len(best.matches)} responses, and {needed or 'no number'} like these would tell them apart."
             )
         if self.ties:
             text += f" Not to be told from it here: {' / '.join(fit.change for fit in self.ties)}."
         return text
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "source": self.source, "answer": self.answer, "words": self.words(), "needed": self.needed,
-            "passes": self.passes, "fits": [fit.to_json() for fit in self.fits],
-        }  # fmt: skip
+        fits = [{**fit.to_json(), "needed": self.best.needed(fit)} for fit in self.fits]
+        said = {"source": self.source, "answer": self.answer, "words": self.words()}
+        return {**said, "passes": self.passes, "fits": fits}
 
 
 def served_wiring(
@@ -237,9 +160,19 @@ def find_wiring(
 
 
 def _ranked(fits: Iterable[Fit], configured: Wiring) -> list[Fit]:
-    """Without repeats; of equals the one that changes least."""
+    """Nearest first, without repeats, but before them the one that changes least of all those not surely worse.
+
+    Of many neighbours one is often a step nearer by luck.
+    """
+
+    def changes(fit: Fit) -> int:
+        return len(configured.differences(fit.wiring))
+
     once = {fit.wiring: fit for fit in fits}.values()
-    return sorted(once, key=lambda fit: (-(fit.telling.value or 0.0), len(configured.differences(fit.wiring))))
+    ranked = sorted(once, key=lambda fit: (-(fit.telling.value or 0.0), changes(fit)))
+    rivals = [fit for fit in ranked if fit.fits and not ranked[0].beats(fit)]
+    best = min(rivals or ranked[:1], key=changes)
+    return [best, *(fit for fit in ranked if fit is not best)]
 
 
 class _Trial:
