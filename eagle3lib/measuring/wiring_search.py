@@ -34,6 +34,8 @@ WIDE = 0.15
 MATERIAL = 0.03
 #: Requests below which none is called better: two may agree by chance.
 LEAST_REQUESTS = 3
+#: A gain so large, as a share, that no wiring which is as good comes near it: its plain interval is enough.
+LARGE = 0.3
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Search:
         best = self.candidates[0]
         return best if best.shown and self._matters(best) else None
 
-    def _matters(self, best: Candidate) -> bool:
-        return best.gain >= MATERIAL * (self.as_configured.accept_length.value or 1)
+    def _matters(self, best: Candidate, share: float = MATERIAL) -> bool:
+        return best.gain >= share * (self.as_configured.accept_length.value or 1)
 
     @property
     def trained_boundaries(self) -> tuple[int, ...] | None:
@@ -101,19 +103,18 @@ class Search:
 
         So too where a wiring looks better, beyond a plain 95 % interval, and is not shown to be.
         """
-        top = self.candidates[0]
-        if not self.better and top.gain_ci is not None and top.gain_ci[0] > 0 and self._matters(top):
-            return "undecided"
-        best = self.better or self.as_configured
-        first = best.conditional_depth1
+        first = (self.better or self.as_configured).conditional_depth1
         if first.ci is None or first.value is None:
             return "undecided"
-        if first.ci[0] < GOOD_FIRST <= first.ci[1] and first.ci[1] - first.ci[0] > WIDE:
-            return "undecided"
-        good = first.value >= GOOD_FIRST
         if self.better:
-            return "wiring" if good else "both"
-        return "sound" if good else "model"
+            return "both" if first.ci[1] < GOOD_FIRST else "wiring"
+        top = self.candidates[0]
+        looks_better = top.gain_ci is not None and top.gain_ci[0] > 0 and self._matters(top)
+        if looks_better or (first.ci[0] < GOOD_FIRST <= first.ci[1] and first.ci[1] - first.ci[0] > WIDE):
+            return "undecided"
+        if first.value >= GOOD_FIRST:
+            return "sound"
+        return "undecided" if self._matters(top, LARGE) else "model"  # the better-looking one is not refuted
 
 
 def search_wiring(
@@ -225,24 +226,35 @@ def _ranked(
     configured: Wiring, chosen: Sequence[Wiring], evaluations: Sequence[Evaluation], explained: Container[Wiring],
     num_steps: int,
 ) -> list[Candidate]:  # fmt: skip
-    """Best first; a wiring that no known mistake explains must be clearly better. ``chosen[0]`` is ``configured``."""
+    """Best first. ``chosen[0]`` is ``configured``.
+
+    A wiring must be clearly better where no known mistake explains it, and where another one changes less of the same.
+    """
     base = accept_counts(evaluations[0].walks(num_steps))
+    usual, others = sum(base[0]) / max(sum(base[1]), 1), max(len(chosen) - 1, 1)
     candidates = []
     for wiring, evaluation in zip(chosen, evaluations, strict=True):
-        others = max(len(chosen) - 1, 1)
         better = gain(*accept_counts(evaluation.walks(num_steps)), *base)
+        large = better.ci is not None and better.ci[0] > 0 and (better.value or 0.0) >= LARGE * usual
+        shown = large or conclusive(better, len(base[0]), others, 2 * LEVEL)  # one side
         candidates.append(
             Candidate(
                 describe(wiring, configured), wiring, evaluation.depths()[0].conditional,
                 evaluation.accept_length(num_steps), better.value or 0.0, better.ci,
-                len(base[0]) >= LEAST_REQUESTS and conclusive(better, len(base[0]), others, 2 * LEVEL),  # one side
+                len(base[0]) >= LEAST_REQUESTS and shown,
             )
         )  # fmt: skip
-    strangeness = MATERIAL * (candidates[0].accept_length.value or 0)
 
     def rank(candidate: Candidate) -> tuple[float, int]:
-        value = candidate.accept_length.value or 0.0
-        handicap = 0.0 if candidate.wiring in explained else strangeness
-        return handicap - value, len(configured.differences(candidate.wiring))
+        changes = configured.differences(candidate.wiring)
+        simpler = any(
+            candidate.gain - MATERIAL * usual < other.gain
+            and len(less := configured.differences(other.wiring)) < len(changes)
+            and all(changes.get(switch) == values for switch, values in less.items())
+            for other in candidates
+            if other.wiring != configured
+        )
+        handicap = MATERIAL * usual if simpler or candidate.wiring not in explained else 0.0
+        return handicap - candidate.gain, len(changes)
 
     return sorted(candidates, key=rank)
