@@ -236,6 +236,7 @@ def _ranked(
     for wiring, evaluation in zip(chosen, evaluations, strict=True):
         better = gain(*accept_counts(evaluation.walks(num_steps)), *base)
         large = better.ci is not None and better.ci[0] > 0 and (better.value or 0.0) >= LARGE * usual
+        large = large and len(base[0]) > LEAST_REQUESTS
         shown = large or conclusive(better, len(base[0]), others, 2 * LEVEL)  # one side
         candidates.append(
             Candidate(
