@@ -19,12 +19,12 @@ _ELSEWHERE = (
 
 
 def served_findings(found: ServedWiring, *, layers: int) -> list[Finding]:
-    """An error for each switch that was surely served otherwise than configured, a note where that is not sure.
+    """An error for each switch that was surely served otherwise than configured, a note where one is not sure.
 
-    Silent where the configured wiring foretells what was served, or where too little was accepted to say.
+    Silent where the configured wiring may be what was served, or where too little was accepted to say.
     ``layers``: blocks of the target.
     """
-    if found.answer == "as configured" or not found.best.tells:
+    if found.answer in ("as configured", "undecided") or not found.best.tells:
         return []
     if found.answer == "none":
         return [_unexplained(found)]

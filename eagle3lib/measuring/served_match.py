@@ -93,7 +93,9 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Near enough to what was served, on enough steps."""
+        """Near enough to what was served, on enough steps; or without a single miss."""
+        if not any(match.missed for match in self.matches):
+            return True
         telling, rounded = self.telling.denominator or 0, ROUNDED * (self.steps.denominator or 0)
         return self.tells and (self.telling.numerator or 0) >= FITS * (telling - rounded)
 
