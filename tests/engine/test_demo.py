@@ -90,4 +90,4 @@ def test_trees_are_served_as_predicted(target: str, tmp_path: Path) -> None:
         reports, tmp_path / "served", Draft.load(draft, tensors.embedding), wiring, target, tensors,
         tmp_path / "states", (5, 8, 16),
     )  # fmt: skip
-    assert found.agreement.equal == found.agreement.ordered_steps > 20 and not found.agreement.left_out
+    assert found.agreement.equal == found.agreement.steps > 20 and not found.agreement.left_out
