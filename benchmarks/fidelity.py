@@ -31,11 +31,12 @@ from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.trees import grow
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import from_report
-from eagle3lib.measuring.forecast import Setting, setting_forecast
+from eagle3lib.measuring.forecast import setting_forecast
 from eagle3lib.measuring.materials import Material, Materials
 from eagle3lib.measuring.served import forecast_served
 from eagle3lib.reading.engine_reports import read_engine_reports
 from eagle3lib.reading.launch import Launch
+from eagle3lib.reading.points import Setting
 from eagle3lib.reading.prompts import Prompt, read_prompts
 from eagle3lib.reading.samples import read_samples
 

@@ -132,7 +132,7 @@ def test_any_setting_matches_itself(setting: tuple[int, int, int]) -> None:
 
 def fit(wiring: Wiring, missed: list[int], steps: int = 60) -> Fit:
     """A wiring that misses so many of a response's steps, half of which are telling."""
-    matches = [Match(steps - n, steps, steps // 2 - n, steps // 2, (n, i), False) for i, n in enumerate(missed)]
+    matches = [Match(steps - n, steps, steps // 2 - n, steps // 2, (n, i)) for i, n in enumerate(missed)]
     return Fit.of(wiring, CONFIGURED, matches)
 
 

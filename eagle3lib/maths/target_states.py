@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 from eagle3lib.errors import InputError
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.reading.checkpoint import Checkpoint
+from eagle3lib.reading.files import replacing
 from eagle3lib.reading.target_config import TargetConfig
 
 
@@ -88,7 +87,8 @@ def target_states(
     path = Path(cache_dir) / f"{_key(Path(folder), ids, dtype)}.safetensors"
     if not path.is_file():
         states = _run(model(str(folder), dtype), ids)
-        _write(path, {str(k): state for k, state in enumerate(states)})
+        with replacing(path) as partial:
+            save_file({str(k): state for k, state in enumerate(states)}, partial)
     with safe_open(path, framework="pt") as file:
         return torch.stack([file.get_tensor(str(k)) for k in wanted], dim=1)
 
@@ -190,16 +190,3 @@ def _key(folder: Path, ids: Tensor, dtype: torch.dtype) -> str:
         digest.update(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
     digest.update(f"{dtype} {ids.tolist()}".encode())
     return digest.hexdigest()[:32]
-
-
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Under another name first: a reader sees a whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
-    try:
-        save_file(tensors, name)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -11,9 +11,10 @@ from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance, Histogram, steps_of
-from eagle3lib.measuring.forecast import BEYOND, Agreement, Setting, agreement, continued, predicted, setting_forecast
+from eagle3lib.measuring.forecast import BEYOND, Agreement, agreement, continued, predicted, setting_forecast
 from eagle3lib.measuring.materials import material
 from eagle3lib.reading.engine_reports import EngineReport, RequestReport
+from eagle3lib.reading.points import Setting
 from eagle3lib.reading.samples import Sample, read_samples
 
 

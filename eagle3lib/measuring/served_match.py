@@ -13,10 +13,11 @@ from typing import Any
 
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.forecast import Forecast, Setting, setting_forecast
+from eagle3lib.measuring.forecast import Forecast, setting_forecast
 from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.wiring_candidates import describe
+from eagle3lib.reading.points import Setting
 
 #: A wiring fits when it foretells this share of the telling steps, but for as many as rounding to bfloat16 costs: one
 #: verify step in a hundred, which is much where a draft is so poor that few are telling.
@@ -51,7 +52,7 @@ class Response:
 class Match:
     """Verify steps compared; ``told`` of ``telling`` ones, which are among them, as they were foretold.
 
-    ``foretold``: the prediction itself, a count a step where ``ordered``, else a histogram, which shows next to
+    ``foretold``: the prediction itself, a count a step where their order is known, else a histogram, which shows next to
     nothing until it is right to the last step: wirings of one accept rate have much the same.
     """
 
@@ -60,7 +61,6 @@ class Match:
     told: int
     telling: int
     foretold: tuple[int | None, ...]
-    ordered: bool
 
     @property
     def missed(self) -> int:
@@ -141,9 +141,7 @@ def _in_order(forecast: Forecast, steps: tuple[int, ...], most: int) -> Match:
     foretold = tuple(forecast.runs[at] if at < len(forecast.runs) else None for at in starts)
     pairs = [(p, min(s, most)) for p, s in zip(foretold, steps, strict=True) if p is not None]
     telling = [(p, s) for p, s in pairs if p or s]
-    return Match(
-        sum(p == s for p, s in pairs), len(pairs), sum(p == s for p, s in telling), len(telling), foretold, True
-    )
+    return Match(sum(p == s for p, s in pairs), len(pairs), sum(p == s for p, s in telling), len(telling), foretold)
 
 
 def _counted(forecast: Forecast, response: Response, setting: Setting) -> Match:
@@ -156,4 +154,4 @@ def _counted(forecast: Forecast, response: Response, setting: Setting) -> Match:
             counts[accepted] += 1
     both = [min(pair) for pair in zip(counts, served, strict=True)]
     either = [max(pair) for pair in zip(counts, served, strict=True)]
-    return Match(sum(both), max(sum(served), sum(counts)), sum(both[1:]), sum(either[1:]), tuple(counts), False)
+    return Match(sum(both), max(sum(served), sum(counts)), sum(both[1:]), sum(either[1:]), tuple(counts))

@@ -15,12 +15,12 @@ from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.forecast import Setting
 from eagle3lib.measuring.materials import material, spread
 from eagle3lib.measuring.served import served_requests
 from eagle3lib.measuring.served_match import Fit, Response, match
 from eagle3lib.measuring.wiring_candidates import boundary_families, switches
 from eagle3lib.reading.engine_reports import EngineReport
+from eagle3lib.reading.points import Setting
 
 Answer = Literal["as configured", "another wiring", "undecided", "none"]
 Progress = Callable[[float, str], None]
@@ -113,7 +113,7 @@ def served_wiring(
     """
     found = []
     for report in reports:
-        pairs = served_requests(report, Path(path) / report.source if Path(path).is_dir() else Path(path))
+        pairs = served_requests(report, Path(path))
         responses = [
             Response(material(sample, target, tensors, cache), request.steps, request.histogram or ())
             for request, sample in spread(pairs, RESPONSES)

@@ -231,18 +231,18 @@ def _ranked(
     A wiring must be clearly better where no known mistake explains it, and where another one changes less of the same.
     """
     base = accept_counts(evaluations[0].walks(num_steps))
-    usual, others = sum(base[0]) / max(sum(base[1]), 1), max(len(chosen) - 1, 1)
+    usual, others, requests = sum(base[0]) / max(sum(base[1]), 1), max(len(chosen) - 1, 1), len(base[0])
     candidates = []
     for wiring, evaluation in zip(chosen, evaluations, strict=True):
         better = gain(*accept_counts(evaluation.walks(num_steps)), *base)
-        large = better.ci is not None and better.ci[0] > 0 and (better.value or 0.0) >= LARGE * usual
-        large = large and len(base[0]) > LEAST_REQUESTS
-        shown = large or conclusive(better, len(base[0]), others, 2 * LEVEL)  # one side
+        plain = better.ci is not None and better.ci[0] > 0
+        large = plain and (better.value or 0.0) >= LARGE * usual and requests > LEAST_REQUESTS
+        shown = large or (requests >= LEAST_REQUESTS and conclusive(better, requests, others, 2 * LEVEL))  # one side
         candidates.append(
             Candidate(
                 describe(wiring, configured), wiring, evaluation.depths()[0].conditional,
                 evaluation.accept_length(num_steps), better.value or 0.0, better.ci,
-                len(base[0]) >= LEAST_REQUESTS and shown,
+                shown,
             )
         )  # fmt: skip
 

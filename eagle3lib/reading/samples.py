@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -22,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.files import inside
+from eagle3lib.reading.files import inside, replacing
 from eagle3lib.reading.tensor_files import read_tensors
 
 #: Files that trainers leave beside their samples.
@@ -285,13 +283,6 @@ def write_sample(path: str | Path, sample: Sample) -> Path:
     if sample.boundaries is not None:
         metadata["boundaries"] = json.dumps(list(sample.boundaries))
     metadata |= {key: value for key in ("category", "target") if (value := getattr(sample, key)) is not None}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
-    try:
-        save_file({key: value.contiguous() for key, value in tensors.items()}, part, metadata=metadata)
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    with replacing(path) as partial:
+        save_file({key: value.contiguous() for key, value in tensors.items()}, partial, metadata=metadata)
     return path
