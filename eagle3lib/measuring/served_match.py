@@ -52,7 +52,7 @@ class Response:
 class Match:
     """Verify steps compared; ``told`` of ``telling`` ones, which are among them, as they were foretold.
 
-    ``foretold``: the prediction itself, a count a step where their order is known, else a histogram, which shows next to
+    ``foretold``: the prediction itself, a count a step where the order is known, else a histogram, which shows next to
     nothing until it is right to the last step: wirings of one accept rate have much the same.
     """
 
