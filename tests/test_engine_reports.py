@@ -249,6 +249,8 @@ def test_a_folder_may_hold_other_things_and_what_is_damaged_is_named(tmp_path):
     (tmp_path / "b.json").unlink()
     with pytest.raises(InputError, match=r"a\.json"):
         read_engine_reports(tmp_path)
+    with pytest.raises(InputError, match="broken JSON in line 3"):
+        parse_engine_report(f"{json.dumps(NEW)}\n\n{json.dumps(NEW)[:-9]}\n", "cut.jsonl")
 
 
 def test_each_file_is_one_source(tmp_path):

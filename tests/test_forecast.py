@@ -41,3 +41,15 @@ def test_every_walk_agrees_with_itself(runs: list[int]) -> None:
     for served in ((found.walk.accepted, histogram), (None, histogram)):
         same = agreement([found], [served])
         assert same.equal == same.steps == len(found.walk.accepted)
+
+
+@given(
+    st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=12),
+    st.lists(st.integers(0, 3), min_size=1, max_size=12),
+)
+def test_no_more_steps_agree_than_were_compared(runs: list[int | None], served: list[int]) -> None:
+    histogram = [served.count(j) for j in range(4)]
+    for order in (served, None):
+        found = agreement([made(*runs)], [(order, histogram)])
+        assert 0 <= found.equal <= found.steps
+        assert found.steps + found.left_out == len(served)

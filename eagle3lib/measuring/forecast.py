@@ -123,9 +123,10 @@ def agreement(forecasts: Sequence[Forecast], served: Sequence[tuple[Sequence[int
         if in_order is None:
             walk = forecast.walk
             counts = [walk.accepted.count(j) for j in range(len(histogram))]
-            equal += sum(min(pair) for pair in zip(histogram, counts, strict=True))
+            compared = sum(histogram) - (not walk.complete)  # any of them may be the step past the prediction
+            equal += min(compared, sum(min(pair) for pair in zip(histogram, counts, strict=True)))
             left_out += not walk.complete
-            steps += sum(histogram) - (not walk.complete)
+            steps += compared
             continue
         at = 0
         for accepted in in_order:

@@ -146,7 +146,7 @@ def parse_engine_report(text: str, source: str) -> EngineReport:
             found = report(source, [RequestReport(**entry) for entry in entries], form)
             return replace(found, flags=run_flags(text))
     expected = "SGLang meta_info or log, Prometheus text, vLLM metrics or a list of accepted counts"
-    raise InputError(where, "broken JSON" if text.lstrip().startswith("{") else "no acceptance counts", expected)
+    raise InputError(where, _broken(text) or "no acceptance counts", expected)
 
 
 def report(source: str, requests: Sequence[RequestReport], form: str | None = None) -> EngineReport:
@@ -166,3 +166,19 @@ def _json(text: str) -> Any:
         return [json.loads(line) for line in text.splitlines() if line.strip()] or None
     except ValueError:
         return None
+
+
+def _broken(text: str) -> str:
+    """Where JSON stops being JSON; empty for another kind of text."""
+    if not text.lstrip().startswith("{"):
+        return ""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except ValueError as error:
+        return f"broken JSON ({error})"
+    for number, line in enumerate(text.splitlines(), 1):  # the first object is whole: one a line
+        try:
+            json.loads(line.strip() or "{}")
+        except ValueError:
+            return f"broken JSON in line {number}"
+    return ""
