@@ -24,6 +24,7 @@ import yaml
 
 from eagle3lib.engine.client import save_responses
 from eagle3lib.engine.server import Server
+from eagle3lib.engine.setting import served_under
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft, forward
@@ -62,11 +63,11 @@ def measure(row: str, prompts: list[Prompt], tokens: int, folder: Path, target: 
         started = time.perf_counter()
         save_responses(server.ask(prompts, max_new_tokens=tokens), folder / "served" / "responses.jsonl")
         serving = time.perf_counter() - started
-    reports, tensors = read_engine_reports(folder / "served"), TargetTensors.load(target)
+    reports, tensors = served_under(read_engine_reports(folder / "served"), setting, ""), TargetTensors.load(target)
     wiring = inspect(draft, target, launch.render({})).runnable_wiring
     loaded, cache = Draft.load(draft, tensors.embedding), folder.parent / "states"
-    (found,) = forecast_served(reports, folder / "served", loaded, wiring, target, tensors, cache, setting)
-    served = from_report(reports[0], num_steps=num_steps)
+    (found,) = forecast_served(reports, folder / "served", loaded, wiring, target, tensors, cache)
+    served = from_report(reports[0])
 
     samples = read_samples(folder / "served" / "responses.jsonl")
     materials = list(Materials(samples, target, tensors, cache, wiring.boundaries))

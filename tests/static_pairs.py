@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+
+from eagle3lib.findings.config_rules import inspect
+from eagle3lib.findings.rule import Inspection
 
 H, VOCAB, SMALL, LAYERS = 64, 256, 48, 12
 LAUNCH = (
@@ -113,3 +118,12 @@ class Pair:
             if weights:
                 save_file({k: v.contiguous().clone() for k, v in weights.items()}, folder / name / "model.safetensors")
         return folder / "draft", folder / "target"
+
+
+@cache
+def inspected(layers: int = LAYERS) -> Inspection:
+    """What the files of a sound pair say, its target ``layers`` blocks deep."""
+    pair = Pair()
+    pair.target["num_hidden_layers"] = layers
+    with TemporaryDirectory() as folder:
+        return inspect(*pair.write(Path(folder)), pair.launch, pair.engine)

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3lib.maths.draft import combine, depth_states, forward, head_weight
+from eagle3lib.maths.draft import combine, depth_states, forward
 from eagle3lib.maths.draft_weights import Draft, Layer, Linear
 from eagle3lib.maths.kernels import chain_attention, plain_chain_attention, rms_norm
 from eagle3lib.maths.trace import trace
+from eagle3lib.maths.vocabulary import head_weight
 from eagle3lib.maths.wiring import Wiring
 
 VOCAB, DRAFT_VOCAB, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, EPS = 120, 80, 48, 96, 4, 2, 16, 1e-5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
@@ -108,7 +108,7 @@ def test_every_source_becomes_the_one_arithmetic(name):
     assert report.form == form
     assert found.accept_length.value == pytest.approx(length)
     assert found.histogram == histogram
-    assert report_findings(report, num_steps=3, num_draft_tokens=4) == []
+    assert report_findings(replace(report, setting=(3, 1, 4))) == []
 
 
 UNMEASURED = [
@@ -144,18 +144,20 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize("text", IMPOSSIBLE)
 def test_a_value_that_no_run_can_give_is_an_error(text):
-    findings = report_findings(parse_engine_report(text, "x"), num_steps=3, num_draft_tokens=8)
+    findings = report_findings(replace(parse_engine_report(text, "x"), setting=(3, 4, 8)))
     assert ("metric.impossible", "error") in [(finding.kind, finding.severity) for finding in findings]
 
 
 def test_the_old_rate_with_the_bonus_token_in_is_named():
     report = parse_engine_report("accept len: 2.40, accept rate: 0.60, cuda graph: True", "x")
-    assert [finding.kind for finding in report_findings(report, num_draft_tokens=4)] == ["metric.definition"]
+    assert [finding.kind for finding in report_findings(replace(report, setting=(None, None, 4)))] == [
+        "metric.definition"
+    ]
 
 
 def test_a_root_counted_as_a_draft_is_named():
     text = json.dumps(NEW | {"spec_num_proposed_drafts": 40})
-    findings = report_findings(parse_engine_report(text, "x"), num_draft_tokens=4)
+    findings = report_findings(replace(parse_engine_report(text, "x"), setting=(None, None, 4)))
     assert [finding.kind for finding in findings] == ["metric.definition"]
 
 
@@ -194,12 +196,12 @@ ANYTHING = st.recursive(
 @given(ANYTHING)
 def test_any_json_is_a_report_or_one_clear_error(content):
     try:
-        report = parse_engine_report(json.dumps(content), "x")
+        report = replace(parse_engine_report(json.dumps(content), "x"), setting=(3, 1, 4))
     except InputError:
         return
-    report_findings(report, num_steps=3, num_draft_tokens=4)
+    report_findings(report)
     if report.form != "unmeasured":
-        json.dumps(asdict(from_report(report, num_steps=3, num_draft_tokens=4)), allow_nan=False)
+        json.dumps(asdict(from_report(report)), allow_nan=False)
 
 
 def test_saved_responses_are_engine_reports_and_samples(tmp_path):

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from eagle3lib.findings.config_rules import inspect
-from eagle3lib.maths.draft import Draft, target_ids
+from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors, greedy, model, target_states
 from eagle3lib.maths.tree_chances import node_chances
 from eagle3lib.maths.trees import Trees, grow
+from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.measuring.evaluation import sample_walk
 from eagle3lib.measuring.expected import expected, expected_histogram, rejection, target_only
 from eagle3lib.measuring.materials import Material

@@ -79,7 +79,7 @@ def alarms(draw: np.random.Generator, requests: int, each: int) -> int:
         *length_findings("x", trail_sides(trails, LIMIT.tokens), LIMIT),
         *category_findings("x", trails),
         *mode_findings([report("a", predicted, tp_size=1), report("b", served, tp_size=2)]),
-        *ceiling_findings(whole, 3, 1, 4),
+        *ceiling_findings(whole, (3, 1, 4), 4),
     ]
     return sum(finding.severity != "note" for finding in found)
 
@@ -165,9 +165,9 @@ def test_one_poor_kind_of_request_is_named() -> None:
 def test_a_ceiling_lower_than_the_draft_tokens_asked_for_is_named() -> None:
     served = from_histograms("x", "engine", "", [(40, 60)])
     for num_steps in (1, None):
-        [finding] = ceiling_findings(served, num_steps, 1, 16)
+        [finding] = ceiling_findings(served, (num_steps, 1, None), 16)
         assert finding.kind == "flags.steps_tokens" and "none of 100" in finding.evidence
-    assert ceiling_findings(served, 1, 8, 16) == [] == ceiling_findings(served, 1, 1, None)
+    assert ceiling_findings(served, (1, 8, 9), 16) == [] == ceiling_findings(served, (1, 1, 2), None)
 
 
 def test_runs_that_differ_by_one_flag_are_compared_and_others_not() -> None:

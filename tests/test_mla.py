@@ -22,10 +22,11 @@ from torch import Tensor
 from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.findings.wiring_rules import measured_wiring, sample_findings
-from eagle3lib.maths.draft import combine, depth_states, head_weight
+from eagle3lib.maths.draft import combine, depth_states
 from eagle3lib.maths.draft_weights import Draft
 from eagle3lib.maths.kernels import chain_attention, plain_chain_attention, rms_norm
 from eagle3lib.maths.trace import trace
+from eagle3lib.maths.vocabulary import head_weight
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.replay import STAGES, replay
 from eagle3lib.measuring.wiring_search import Material, search_wiring

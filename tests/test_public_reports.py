@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,10 @@ ENGINE: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", ENGINE)
 def test_what_an_engine_says(name: str) -> None:
     text, num_steps, tokens, length, kinds, words = ENGINE[name]
-    report = parse_engine_report(text, "x")
-    found = from_report(report, num_steps=num_steps, num_draft_tokens=tokens)
+    report = replace(parse_engine_report(text, "x"), setting=(num_steps, None, tokens))
+    found = from_report(report)
     assert (found.accept_length.value if found.accept_length else None) == pytest.approx(length)
-    findings = rules.report_findings(report, num_steps=num_steps, num_draft_tokens=tokens)
+    findings = rules.report_findings(report)
     findings += rules.floor_findings(found)
     assert {finding.kind for finding in findings} == kinds
     assert words in said(findings)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eagle3lib.engine.setting import served_under
 from eagle3lib.errors import InputError
 from eagle3lib.findings.served_rules import served_findings
 from eagle3lib.maths.draft import Draft
@@ -234,10 +235,10 @@ def test_what_sglang_served_is_found_without_being_told(
 ) -> None:
     draft, target, tensors, cache = pair
     path = SERVED / f"{name}.jsonl"
-    reports = read_engine_reports(path)
+    reports = served_under(read_engine_reports(path), SETTING, "")
     if not ordered:
         reports = [replace(each, requests=tuple(replace(r, steps=None) for r in each.requests)) for each in reports]
-    (found,) = served_wiring(reports, path, draft, TRAINED, target, tensors, cache, SETTING)
+    (found,) = served_wiring(reports, path, draft, TRAINED, target, tensors, cache)
     assert found.best.change == change
     assert found.best.exact.denominator == 8
     assert found.best.exact.numerator >= (7 if "bfloat16" in name else 8), found.words()

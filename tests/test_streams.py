@@ -15,6 +15,7 @@ from eagle3lib.measuring.stages import compare_stages, first_divergence
 from eagle3lib.measuring.streams import match_streams
 from eagle3lib.reading.captures import Capture, read_capture, write_capture
 from eagle3lib.reading.samples import Sample
+from tests.static_pairs import inspected
 
 LAYERS, HIDDEN, ROWS = 8, 48, 40
 
@@ -116,7 +117,7 @@ def test_nothing_to_compare_is_refused(states):
 
 
 def judge(matches, expected):
-    return stream_findings(matches, expected, family="llama", layers=LAYERS, version="0.5.23")
+    return stream_findings(matches, expected, inspected(LAYERS))
 
 
 #: captured boundaries, trained boundaries, the kinds of finding

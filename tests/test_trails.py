@@ -75,7 +75,7 @@ def test_a_walk_and_a_stream_give_the_same_places() -> None:
     offline = from_walk(walk, sample, 3)
     text = json.dumps({"meta_info": {"spec_correct_drafts_histogram": [1, 0, 1, 1], "prompt_tokens": 6},
                        "accepted_per_step": [2, 0, 3], "category": "code"})  # fmt: skip
-    [served] = from_report(parse_engine_report(text, "r"), 3)
+    [served] = from_report(parse_engine_report(text, "r"))
     assert offline.steps == served.steps == (Step(2, 7, True), Step(0, 10, False), Step(3, 11, False))
     assert offline.tried() == [(7, True), (8, True), (9, False), (10, False), (11, True), (12, True), (13, True)]
     assert served.tried() == []  # no ids in that report

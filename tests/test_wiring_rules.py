@@ -10,8 +10,15 @@ import torch
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import inspect
+from eagle3lib.findings.edits import apply_edits
 from eagle3lib.findings.finding import Edit, Finding
-from eagle3lib.findings.wiring_rules import conclusion, coverage_findings, measured_wiring, sample_findings
+from eagle3lib.findings.wiring_rules import (
+    conclusion,
+    coverage_findings,
+    measured_wiring,
+    sample_findings,
+    search_findings,
+)
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.rates import Rate, rate
@@ -109,3 +116,44 @@ def test_captured_states_that_are_wrong_count_beside_all_else(
 def test_coverage(inside: int, severity: str | None) -> None:
     found = coverage_findings(rate([inside] * 5, [1000] * 5))
     assert [finding.severity for finding in found] == ([severity] if severity else [])
+
+
+#: How a config may spell a switch, and what the search found instead.
+CURES = {
+    "base, legacy": ({"rope_theta": 1e6}, {"rope_theta": 1e4}),
+    "base, transformers 5": ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, {"rope_theta": 1e4}),
+    "scaling, legacy": ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, {"rope_scaling": None}),
+    "scaling, transformers 5": (
+        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "linear", "factor": 4.0}}, {"rope_scaling": None},
+    ),
+    "both": (
+        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "linear", "factor": 4.0}},
+        {"rope_theta": 1e4, "rope_scaling": None},
+    ),
+    "norm, nested": ({"eagle_config": {"norm_before_fc": False}}, {"norm_before_fc": True}),
+    "norm, top": ({}, {"norm_before_fc": True}),
+    "slot norms, off": ({"use_aux_norm": True}, {"fc_norm": False}),
+    "slot norms, on": ({}, {"fc_norm": True}),
+    "feedback": ({"norm_output": False}, {"norm_output": True}),
+    "tied head": ({"tie_word_embeddings": True}, {"head": "own"}),
+    "target's head": ({"draft_vocab_size": None}, {"head": "own"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "changes"), CURES.values(), ids=CURES)
+def test_every_edit_of_a_remedy_reaches_the_engine(tmp_path: Path, fields: dict, changes: dict) -> None:
+    pair = Pair()
+    ids = pair.draft["eagle_config"]
+    pair.draft |= fields
+    pair.draft["eagle_config"] = ids | fields.get("eagle_config", {})
+    if "draft_vocab_size" in fields:
+        pair.weights["lm_head.weight"] = torch.randn(VOCAB, H)
+        del pair.weights["d2t"], pair.weights["t2d"]
+    before = inspect(*pair.write(tmp_path), pair.launch, pair.engine)
+    configured = before.served.wiring
+    wanted = configured.but(**changes)
+    here, there = (Candidate("", each, GOOD, rate([20], [10]), 0, None) for each in (configured, wanted))
+    best = Candidate("other", wanted, GOOD, there.accept_length, 1.0, (0.9, 1.1), shown=True)
+    findings = search_findings(Search((best, here), configured, (), 1, 1.0), before)
+    pair.draft = apply_edits(pair.draft, [edit for finding in findings for edit in finding.edits])
+    assert inspect(*pair.write(tmp_path), pair.launch, pair.engine).served.wiring == wanted

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.wiring_rules import search_findings
-from eagle3lib.maths.draft import forward, target_ids
+from eagle3lib.maths.draft import forward
 from eagle3lib.maths.draft_weights import Draft, Layer, Linear
 from eagle3lib.maths.trace import trace
+from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring import wiring_screen
 from eagle3lib.measuring.accuracy import DepthCounts, coverage
@@ -31,6 +32,7 @@ from eagle3lib.measuring.prediction import Walk
 from eagle3lib.measuring.wiring_screen import Screen
 from eagle3lib.measuring.wiring_search import Search, _ranked, search_wiring
 from eagle3lib.reading.samples import Sample
+from tests.static_pairs import inspected
 
 WIDTH, VOCAB, BOUNDARIES, TOKENS, PROMPT = 48, 160, 10, 90, 12
 CONFIGURED = Wiring(boundaries=(2, 5, 7))
@@ -220,7 +222,7 @@ def test_the_best_of_many_wirings_that_are_alike_is_no_fault(copies: bool) -> No
     searches = [ranked(seed, count, 0.5, copies) for count in range(2, 13) for seed in range(4)]
     assert any(search.candidates[0].gain_ci[0] > 0 for search in searches)
     for search in searches:
-        assert search_findings(search, family="llama", layers=9, version="0.5.23") == []
+        assert search_findings(search, inspected(9)) == []
         assert search.answer in ("sound", "undecided")
     assert all(ranked(seed, 12, 0.65, copies=False).answer == "wiring" for seed in range(6))
 
@@ -249,3 +251,23 @@ def test_states_that_are_not_at_hand_are_refused() -> None:
         search_wiring(draft, CONFIGURED.but(boundaries=(2, 5, 12)), materials)
     with pytest.raises(InputError, match="samples"):
         search_wiring(draft, CONFIGURED, [])
+
+
+@pytest.mark.parametrize("reply", [1, 2, 3])
+def test_one_short_reply_stops_no_search(reply: int) -> None:
+    """Some wirings tried shift the states, which leaves such a reply no start at all."""
+    draft, materials = planted(CONFIGURED)
+    whole, states = materials[0].sample, materials[0].states
+    rows = slice(0, PROMPT + reply)
+    cut = replace(whole, input_ids=whole.input_ids[rows], loss_mask=whole.loss_mask[rows])
+    short = Material(cut, {k: state[rows] for k, state in states.items()})
+    assert search_wiring(draft, CONFIGURED, [short, *materials[1:]], layers=9).answer == "sound"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_draft_of_one_aux_state_is_searched(bias: bool) -> None:
+    draft, materials = planted(CONFIGURED)
+    fc = Linear(draft.fc.weight[:, :WIDTH], torch.zeros(WIDTH) if bias else None)
+    one = replace(draft, fc=fc, slots=1, slot_norms=draft.slot_norms[:1])
+    search = search_wiring(one, CONFIGURED.but(boundaries=(3,)), materials, layers=9)
+    assert search.candidates[0].wiring.boundaries == (2,) and search.idle_slots == ()

@@ -82,7 +82,7 @@ def serve(
             rope_theta=rope.theta,
             rope_scaling=rope.scaling,
             window=window,
-            head="tied" if head == "tied" else "own",
+            head=head,
             embedding=embedding,
             **norms,
         )

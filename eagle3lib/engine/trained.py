@@ -10,6 +10,7 @@ SafeAILab/EAGLE traineagle3/modeling_llama_kv.py and cnets.py ``_init_rope``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from eagle3lib.engine.capture_ids import default_boundaries
 from eagle3lib.engine.loading import shares_embedding
@@ -63,10 +64,15 @@ def trained_wiring(draft: DraftConfig, target: TargetConfig | None, checkpoint: 
         rope_theta=theta,
         rope_scaling=scaling,
         window=draft.window if draft.dialect in ("speculators", "vllm", "sglang") else None,
-        head="tied" if draft.tied and not _holds(checkpoint, "lm_head.weight") else "own",
+        head="own" if _holds(checkpoint, "lm_head.weight") else _borrowed_head(draft),
         embedding="target" if shares_embedding(draft) else "own",
     )
     return Trained(agreed, candidates, reason, switches, tuple(notes))
+
+
+def _borrowed_head(draft: DraftConfig) -> Literal["own", "tied", "target"]:
+    """Which head a draft without one was trained with."""
+    return "tied" if draft.tied else "target" if draft.draft_vocab_size is None else "own"
 
 
 def _boundaries(draft: DraftConfig, target: TargetConfig | None) -> tuple[tuple[Boundaries, ...], str]:

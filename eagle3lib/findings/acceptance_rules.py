@@ -104,11 +104,9 @@ def _finding(case: str, subject: str, evidence: str, severity: Severity | None =
     return Finding(kind, severity or usual, subject, evidence, consequence, remedy)
 
 
-def report_findings(
-    report: EngineReport, *, num_steps: int | None = None, num_draft_tokens: int | None = None
-) -> list[Finding]:
+def report_findings(report: EngineReport) -> list[Finding]:
     """``metric.*`` of one engine's account of itself."""
-    found = []
+    found, (num_steps, _, num_draft_tokens) = [], report.setting
     if wrong := impossible(report, num_steps):
         found.append(_finding("impossible", report.source, "; ".join(wrong)))
     if evidence := counts_bonus_in_rate(report, num_draft_tokens):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from eagle3lib.engine.capture_ids import VERSIONS, ids_for
 from eagle3lib.findings.finding import Edit
+from eagle3lib.findings.rule import Inspection
 from eagle3lib.measuring.streams import Boundary
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
@@ -27,14 +28,15 @@ def layer_difference(found: Sequence[Boundary | None], expected: Sequence[Bounda
     return "aux.ids_convention" if offsets in ({1}, {-1}) else "aux.layers"
 
 
-def ids_remedy(expected: Sequence[Boundary], family: str, layers: int, version: str) -> tuple[str, tuple[Edit, ...]]:
-    """Words and edit that make the engine capture these boundaries, or why nothing does."""
+def ids_remedy(expected: Sequence[Boundary], inspection: Inspection) -> tuple[str, tuple[Edit, ...]]:
+    """Words and edit that make the engine capture these boundaries of its target, or why nothing does."""
+    target, version = inspection.target, inspection.served.version
     wanted = [boundary for boundary in expected if isinstance(boundary, int)]
     if len(wanted) < len(expected):
         return "SGLang captures no state after the final norm: train on the state before it.", ()
-    found = ids_for(wanted, family, layers, version)
+    found = ids_for(wanted, target.family, target.layers, version)
     if found.ids is None:
-        newer = ids_for(wanted, family, layers, VERSIONS[-1]).ids
+        newer = ids_for(wanted, target.family, target.layers, VERSIONS[-1]).ids
         also = f" SGLang {VERSIONS[-1]} does: {ENGINE_PLACE} = {list(newer)}." if newer else ""
         return f"Not possible by config: {found.reason}.{also}", ()
     return f"Set {ENGINE_PLACE} to {list(found.ids)}: {found.reason}.", (

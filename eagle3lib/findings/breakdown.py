@@ -13,7 +13,8 @@ from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.offline import Pair, Watch
 from eagle3lib.findings.rule import Inspection
 from eagle3lib.findings.wiring_rules import accuracy_findings, coverage_findings
-from eagle3lib.maths.draft import Chains, target_ids
+from eagle3lib.maths.draft import Chains
+from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.measuring.acceptance import Acceptance, from_histograms
 from eagle3lib.measuring.accuracy import coverage
 from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate, sample_walk
@@ -73,6 +74,10 @@ def break_down(
         return Breakdown(left_out=f"The samples are not predicted. {error}")
     if not told:
         return Breakdown(kind=kind)
+    if not any(each.walk.accepted for each in told):
+        return Breakdown(
+            kind=kind, left_out="The samples are not predicted: no reply is long enough for a verify step."
+        )
     num_steps, spoken = setting[0], [each.sample for each in told]
     missing = coverage([s.input_ids for s in spoken], [s.loss_mask for s in spoken], ids)
     trails = tuple(from_walk(each.walk, each.sample, num_steps) for each in told)
@@ -131,7 +136,7 @@ def _sources(told: Sequence[_Told], setting: Setting, temperature: float, rule: 
     if setting[1] > 1:
         textbook = [each.textbook for each in told if each.textbook]
         made.append(predicted(textbook, setting, "what if: keys of true ancestors"))
-    if all(each.expected for each in told):
+    if all(each.expected for each in told) and any(sum(each.expected) for each in told):
         num_steps, topk, num_draft_tokens = setting
         made.append(
             from_histograms(
@@ -160,8 +165,8 @@ def _kinds(target: str, ids: torch.Tensor | None) -> Callable[[int], str]:
     return kind
 
 
-def _ceiling(samples: Sequence[Sample], ids: torch.Tensor, num_steps: int) -> Acceptance:
-    """The walk of a draft that proposes the true token wherever its vocabulary has it."""
+def _ceiling(samples: Sequence[Sample], ids: torch.Tensor, num_steps: int) -> Acceptance | None:
+    """The walk of a draft that proposes the true token wherever its vocabulary has it; ``None`` without a step."""
     histograms = []
     for sample in samples:
         tokens = sample.input_ids
@@ -171,6 +176,8 @@ def _ceiling(samples: Sequence[Sample], ids: torch.Tensor, num_steps: int) -> Ac
         chains = Chains(proposed, starts, torch.zeros(proposed.shape))
         walk = sample_walk(sample, starts, partial(chains.runs, num_steps=num_steps))
         histograms.append(walk.histogram(num_steps))
+    if not any(map(sum, histograms)):  # replies that end within their first step
+        return None
     definition = "right whenever the draft vocabulary has the token"
     return from_histograms("vocabulary ceiling", "offline", definition, histograms, num_steps=num_steps)
 
@@ -179,6 +186,8 @@ def _undertrained(inspection: Inspection, chains: Evaluation) -> list[Finding]:
     """Only where the files give no reason to doubt the wiring: else what is poor may be the way it is fed."""
     served, trained = inspection.served.wiring, inspection.trained.wiring
     doubted = any(finding.severity == "error" for finding in inspection.findings)
+    if not any(request.counts.starts for request in chains.requests):  # no reply of more than ``MOST_STEPS`` tokens
+        return []
     if doubted or served is None or trained is None or served.boundaries != trained.boundaries:
         return []
     return accuracy_findings(chains.depths()[0].conditional)

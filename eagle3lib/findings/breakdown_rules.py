@@ -13,6 +13,7 @@ from eagle3lib.measuring.rates import Gain, gain
 from eagle3lib.measuring.trails import Trail
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import Launch
+from eagle3lib.reading.points import Asked
 
 #: A fall below this share of the rest is left to the texts.
 SMALL_FALL = 0.1
@@ -157,14 +158,17 @@ def _only(counts: Sequence[int], chosen: Sequence[bool]) -> list[int]:
     return [count if mine else 0 for count, mine in zip(counts, chosen, strict=True)]
 
 
-def asked_tokens(launch: str, num_draft_tokens: int) -> int | None:
+def asked_tokens(report: EngineReport, launch: str, num_draft_tokens: int) -> int | None:
     """The draft tokens that somebody asked for, before the engine's own changes."""
+    own = report.flags.get("speculative_num_draft_tokens")
+    if isinstance(own, int):
+        return own
     return num_draft_tokens or Launch.parse(launch).integer("speculative_num_draft_tokens")
 
 
-def ceiling_findings(served: Acceptance, num_steps: int | None, topk: int | None, asked: int | None) -> list[Finding]:
+def ceiling_findings(served: Acceptance, setting: Asked, asked: int | None) -> list[Finding]:
     """``flags.steps_tokens``: steps end lower than the draft tokens that were asked for let one expect."""
-    histogram = served.histogram or ()
+    histogram, (num_steps, topk, _) = served.histogram or (), setting
     deepest = max((accepted for accepted, steps in enumerate(histogram) if steps), default=0)
     ceiling = num_steps or deepest
     if topk not in (None, 1) or asked is None or asked <= ceiling + 1 or deepest > ceiling:

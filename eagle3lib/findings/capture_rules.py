@@ -74,19 +74,19 @@ def replayed(
 ) -> tuple[list[StageDiff], str]:
     """The engine's stages beside ours; where that is not possible, none and the reason."""
     try:
-        return replay(captures, Draft.load(draft, tensors.embedding), inspection.runnable_wiring), ""
+        return replay(
+            captures, Draft.load(draft, tensors.embedding, target_head=tensors.head), inspection.runnable_wiring
+        ), ""
     except InputError as error:
         return [], str(error)
 
 
 def stream_findings(
-    matches: Sequence[StreamMatch], expected: Sequence[Boundary] | None, *, family: str, layers: int, version: str
+    matches: Sequence[StreamMatch], expected: Sequence[Boundary] | None, inspection: Inspection
 ) -> list[Finding]:
     """Captured streams against the boundaries the draft was trained on.
 
-    Args:
-        expected: in the order of ``fc``'s slots; ``None`` where it is not known.
-        family, layers, version: of the target and the engine, for the ids in the remedy (``capture_ids``).
+    ``expected``: in the order of ``fc``'s slots; ``None`` where it is not known.
     """
     found = [_unmatched(match) for match in matches if match.boundary is None]
     shifted = [match for match in matches if match.boundary is not None and match.shift]
@@ -95,11 +95,11 @@ def stream_findings(
         found.append(_finding("align.shift", "rows of fc's input", "; ".join(rows)))
     if expected is None:
         return found
-    remedy, edits = ids_remedy(expected, family, layers, version)
+    remedy, edits = ids_remedy(expected, inspection)
     if len(matches) != len(expected):
         evidence = f"{len(matches)} states were captured, the draft was trained on {len(expected)}: {list(expected)}"
         return [*found, _finding("aux.count", "fc's input", evidence, remedy, edits)]
-    kind = layer_difference([match.boundary for match in matches], list(expected), layers)
+    kind = layer_difference([match.boundary for match in matches], list(expected), inspection.layers)
     if kind == "aux.order":
         remedy, edits = "", ()
     if kind is not None:

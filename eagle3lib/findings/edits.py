@@ -6,7 +6,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eagle3lib.engine.loading import NORM_PLACES
 from eagle3lib.findings.finding import Edit
+from eagle3lib.findings.rule import Inspection
 from eagle3lib.reading.draft_config import DraftConfig
 
 #: Fields of other programs that say nothing to SGLang once their content stands at the top level.
@@ -20,6 +22,21 @@ _FOREIGN = (
     "aux_hidden_states_layer_ids",
     "eagle_aux_hidden_state_layer_ids",
 )
+
+
+def place_of(switch: str, inspection: Inspection) -> str:
+    """The field of the draft's config that the engine reads for a switch, as this config spells it; "" for none."""
+    draft = inspection.draft
+    if switch in NORM_PLACES:
+        place = draft.norm_places.get(switch, "")
+        return place if place in NORM_PLACES[switch] else switch
+    if switch in ("rope_theta", "rope_scaling"):
+        if inspection.served.version == "0.5.9" or draft.rope.spelling not in ("rope_parameters", "both"):
+            return switch
+        return "rope_parameters.rope_theta" if switch == "rope_theta" else "rope_parameters"
+    if switch == "head":
+        return "tie_word_embeddings" if draft.tied else "draft_vocab_size"
+    return ""
 
 
 def apply_edits(config: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:

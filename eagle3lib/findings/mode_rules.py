@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -10,7 +9,7 @@ from typing import Any
 
 from eagle3lib.findings.finding import Finding
 from eagle3lib.measuring.conclusive import conclusive
-from eagle3lib.measuring.rates import Gain, gain, rate
+from eagle3lib.measuring.rates import apart, gain, rate
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.run_flags import differing
 
@@ -59,7 +58,7 @@ def _compare(one: EngineReport, other: EngineReport, named: str, pairs: int) -> 
     if one.form != "window" and len(steps) == len(base_steps):
         found = gain(tokens, steps, base, base_steps)
     else:
-        found = _apart(rate(tokens, steps).ci, rate(base, base_steps).ci, lengths[0] - lengths[1])
+        found = apart(rate(tokens, steps), rate(base, base_steps))
     if not conclusive(found, min(len(steps), len(base_steps)), pairs):
         return
     low, high = found.ci or (0.0, 0.0)
@@ -80,11 +79,3 @@ def _counts(report: EngineReport) -> tuple[list[float], list[float]]:
     """Tokens given and verify steps of each request; of a log window its mean, weighted."""
     pairs = [each.counted or (each.stated["accept_length"] * each.weight, each.weight) for each in report.measured]
     return [given for given, _ in pairs], [count for _, count in pairs]
-
-
-def _apart(one: tuple[float, float] | None, other: tuple[float, float] | None, value: float) -> Gain:
-    """The difference of two rates measured apart: their intervals' half widths add in squares."""
-    if one is None or other is None:
-        return Gain(value, None)
-    half = math.hypot((one[1] - one[0]) / 2, (other[1] - other[0]) / 2)
-    return Gain(value, (value - half, value + half))

@@ -21,7 +21,6 @@ from eagle3lib.measuring.served import ServedForecast, forecast_served
 from eagle3lib.measuring.served_wiring import Progress, ServedWiring, served_wiring
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import Launch
-from eagle3lib.reading.points import Setting
 from eagle3lib.reading.samples import read_samples
 
 #: Passes items on and shows how far it is.
@@ -57,7 +56,7 @@ def open_pair(draft: str, target: str, launch: str, engine: str, cache: Path) ->
             return inspection, "Not predicted: that needs draft and target."
         wiring, tensors = inspection.runnable_wiring, TargetTensors.load(target)
         rule = _rule(Launch.parse(launch))
-        loaded = Draft.load(draft, tensors.embedding)
+        loaded = Draft.load(draft, tensors.embedding, target_head=tensors.head)
     except InputError as error:
         return inspection, f"Not predicted. {error}"
     return inspection, Pair(inspection, loaded, wiring, target, tensors, cache, rule)
@@ -72,7 +71,7 @@ def _rule(launch: Launch) -> Rule:
 
 
 def predict_served(
-    pair: Pair | str, reports: Sequence[EngineReport], path: str, setting: Setting, temperature: float = 0.0
+    pair: Pair | str, reports: Sequence[EngineReport], path: str, temperature: float = 0.0
 ) -> tuple[tuple[ServedForecast, ...], str]:
     """What was served, predicted from its own tokens; and why not.
 
@@ -83,15 +82,15 @@ def predict_served(
     if temperature and pair.rule == "rejection":
         return (), "The served requests are not predicted: under rejection sampling the draft's draws decide."
     try:
-        found = forecast_served(reports, path, pair.draft, pair.wiring, pair.target, pair.tensors, pair.cache, setting)
+        found = forecast_served(reports, path, pair.draft, pair.wiring, pair.target, pair.tensors, pair.cache)
     except InputError as error:
         return (), f"The served requests are not predicted. {error}"
-    return tuple(found), ""
+    why = "The served requests are not predicted: no report gives their token ids and the setting they ran under."
+    return tuple(found), "" if found else why
 
 
 def read_wiring(
-    pair: Pair | str, reports: Sequence[EngineReport], path: str, setting: Setting, temperature: float,
-    progress: Progress,
+    pair: Pair | str, reports: Sequence[EngineReport], path: str, temperature: float, progress: Progress,
 ) -> list[ServedWiring]:  # fmt: skip
     """The prediction turned round: the wiring under which it is what was served; nothing where it cannot be told."""
     if isinstance(pair, str) or not reports or (temperature and pair.rule == "rejection"):
@@ -99,7 +98,7 @@ def read_wiring(
     ids, bases = pair.inspection.draft.aux_ids, [pair.inspection.target.rope.theta]
     try:
         return served_wiring(
-            reports, path, pair.draft, pair.wiring, pair.target, pair.tensors, pair.cache, setting,
+            reports, path, pair.draft, pair.wiring, pair.target, pair.tensors, pair.cache,
             ids=ids, bases=bases, progress=progress,
         )  # fmt: skip
     except InputError:  # said of the prediction already, which needs the same

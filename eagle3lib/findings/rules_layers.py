@@ -35,7 +35,7 @@ def _cured(i: Inspection, boundaries: tuple[int, ...] | None) -> dict[str, Any]:
     """The facts, with the ids that make the engine capture these boundaries."""
     if i.target is None or boundaries is None:
         return _facts(i)
-    remedy, edits = ids_remedy(boundaries, i.target.family, i.target.layers, i.served.version)
+    remedy, edits = ids_remedy(boundaries, i)
     return {**_facts(i), "remedy": remedy, "edits": edits}
 
 

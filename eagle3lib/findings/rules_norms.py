@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from eagle3lib.findings.edits import place_of
 from eagle3lib.findings.rule import Facts, Inspection, Rule, set_config
 
 _DRAFT = "sgl-project/sglang srt/models/llama_eagle3.py"
@@ -31,8 +32,7 @@ def _unserved(i: Inspection, name: str, *tensors: str) -> Iterator[Facts]:
         remedy = "No config expresses it for Eagle3DeepseekV2ForCausalLM."
         yield {**facts, "why": "the MLA draft has no such norm", "remedy": remedy}
     else:
-        where = place if place == "eagle_config.norm_before_fc" else name
-        yield {**facts, "why": f"it reads the top-level {name}", **set_config(where, True)}
+        yield {**facts, "why": f"it reads the top-level {name}", **set_config(place_of(name, i), True)}
 
 
 def _two_meanings(i: Inspection) -> list[Facts]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from eagle3lib.engine.serving_rules import CONTEXT_OVERRIDE, draft_context
 from eagle3lib.engine.speculation import is_command
 from eagle3lib.engine.trained import added_yarn
+from eagle3lib.findings.edits import place_of
 from eagle3lib.findings.finding import Edit
 from eagle3lib.findings.rule import Facts, Inspection, Rule, drop_flag
 
@@ -17,8 +18,7 @@ _SMALL = "Small at short contexts, growing with the distance between tokens; a1 
 def _theta(i: Inspection) -> Iterator[Facts]:
     trained, served, rope = i.trained.switches.rope_theta, i.served.rope.theta, i.draft.rope
     if trained != served:
-        new = i.served.version != "0.5.9" and rope.spelling in ("rope_parameters", "both")
-        key = "rope_parameters.rope_theta" if new else "rope_theta"
+        key = place_of("rope_theta", i)
         why = next(
             (n for n in i.trained.notes if "rope_theta" in n),
             f"SGLang {i.served.version} does not read rope_parameters",

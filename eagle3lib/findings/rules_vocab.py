@@ -10,6 +10,8 @@ from eagle3lib.findings.rule import Facts, Inspection, Rule, set_config
 _LOAD = "sgl-project/sglang srt/models/llama_eagle3.py load_weights"
 #: Where trainers leave the vocabulary map outside of the weights.
 _SIDE_FILES = ("d2t.pt", "d2t.npy", "vocab_mapping.pt", "vocab_mapping/vocab_mapping.pt", "eagle_meta.pt", "cache.pt")
+#: A copy of the target's tensor is nearer than this.
+SAME = 0.01
 
 
 def _map(i: Inspection) -> Iterator[Facts]:
@@ -44,6 +46,15 @@ def _head(i: Inspection) -> Iterator[Facts]:
             **cure,
         }
         return
+    if (error := i.weights.head_error) is not None and error > SAME:
+        yield {
+            "subject": "draft_vocab_size",
+            "text": "draft_vocab_size is null, so that SGLang puts the target's head in the place of the draft's own, "
+            f"which differs from it by {100 * error:.3g} % (relative error)",
+            "effect": "The head that was trained is never used: expect accept length near 1.00.",
+            **set_config("draft_vocab_size", rows),
+        }
+        return
     matches = i.weights.head_matches
     if matches and matches[1] >= max(4, 0.75 * matches[2]) and matches[0] <= matches[1] / 4:
         yield {
@@ -72,7 +83,7 @@ def _tied(i: Inspection) -> Iterator[Facts]:
 def _embed(i: Inspection) -> Iterator[Facts]:
     error = i.weights.embed_error
     own = i.checkpoint.find("embed_tokens.weight") if i.checkpoint else None
-    if error is not None and error > 0.01:
+    if error is not None and error > SAME:
         differs = f"differs from the target's by {100 * error:.3g} % (relative error)"
         text = "has another shape than the target's" if error == float("inf") else differs
         yield {"subject": own.name, "text": text}

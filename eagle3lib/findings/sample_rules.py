@@ -6,17 +6,13 @@ from collections.abc import Sequence
 
 from eagle3lib.findings.breakdown_rules import SMALL_FALL, Limit, category_findings, length_findings, trail_sides
 from eagle3lib.findings.finding import Finding
+from eagle3lib.measuring.conclusive import conclusive
 from eagle3lib.measuring.evaluation import Evaluation
 from eagle3lib.measuring.last_state import LastState
-from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.rates import Rate, apart, rate
 from eagle3lib.measuring.survey import Survey
 from eagle3lib.measuring.trails import Trail, from_walk
 from eagle3lib.measuring.wiring_search import GOOD_FIRST
-
-
-def apart(low: Rate, high: Rate) -> bool:
-    """Whether the first lies below the second, their 95 % intervals without overlap."""
-    return low.ci is not None and high.ci is not None and low.ci[1] < high.ci[0]
 
 
 def trails(evaluation: Evaluation, num_steps: int) -> list[Trail]:
@@ -46,7 +42,8 @@ def traffic_findings(
     longer = length_findings("traffic", sides, limit)
     near = rate([side[0][0] for side in sides], [side[0][1] for side in sides])
     compared = here if near.value is None or not longer else near
-    if not apart(compared, usual) or compared.value > (1 - SMALL_FALL) * usual.value:
+    fewer = min(len(own.requests), len(served.requests))
+    if not conclusive(apart(compared, usual), fewer) or compared.value > (1 - SMALL_FALL) * usual.value:
         return longer
     beyond = near.value is None
     return longer + [
@@ -95,7 +92,7 @@ def overlap(a: Rate, b: Rate) -> str:
     """Do the 95 % intervals overlap, in words."""
     if a.ci is None or b.ci is None:
         return "no interval"
-    return "apart" if apart(a, b) or apart(b, a) else "overlap"
+    return "apart" if a.ci[1] < b.ci[0] or b.ci[1] < a.ci[0] else "overlap"
 
 
 def _length(found: Rate) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle3lib.findings.boundaries import layer_difference
 from eagle3lib.findings.finding import Finding
-from eagle3lib.findings.wiring_rules import SWITCHES
+from eagle3lib.findings.wiring_rules import KINDS
 from eagle3lib.measuring.served_wiring import ServedWiring
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
@@ -43,8 +43,7 @@ def _changes(found: ServedWiring, layers: int) -> Iterator[Finding]:
         if switch == "boundaries":
             kind, subject = layer_difference(list(was), list(wanted), layers) or "aux.order", ENGINE_PLACE
         else:
-            kind, field = SWITCHES[switch]
-            subject = field or switch
+            kind, subject = KINDS[switch], switch
         yield Finding(
             kind, "error" if sure else "note", subject, f"{found.source}: {evidence}",
             f"The engine served {switch} = {' or '.join(possible)}, not {_said(wanted)}: not what is configured."

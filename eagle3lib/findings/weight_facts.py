@@ -40,9 +40,10 @@ VocabFault = tuple[str, str]
 
 @dataclass(frozen=True)
 class WeightFacts:
-    """Facts from values. ``embed_error`` is the relative difference of the draft's own embedding to the
-    target's, None where they were not compared. ``head_matches`` counts rows of the head: those whose
-    nearest row in the target's head is the mapped one, those that stem from the target's, those probed."""
+    """Facts from values. ``embed_error`` and ``head_error`` are relative differences of the draft's own to what the
+    engine puts in its place, None where it keeps them or they were not compared. ``head_matches`` counts rows of the
+    head: those whose nearest row in the target's head is the mapped one, those that stem from the target's, those
+    probed."""
 
     broken: tuple[Broken, ...] = ()
     ones: tuple[str, ...] = ()
@@ -50,6 +51,7 @@ class WeightFacts:
     map_length: int | None = None
     head_rows: int | None = None
     embed_error: float | None = None
+    head_error: float | None = None
     head_matches: tuple[int, int, int] | None = None
 
 
@@ -73,8 +75,13 @@ def weight_facts(
     matches = None
     if d2t is not None and not faults and head and target_weights and len(head.shape) == 2 and rows == len(d2t):
         matches = _head_matches(checkpoint, head.name, d2t, target_weights)
-    length, error = None if d2t is None else d2t.numel(), _embed_error(draft, checkpoint, target_weights)
-    return WeightFacts(broken, ones, faults, length, rows, error, matches)
+    embed_error = head_error = None
+    if target_weights and shares_embedding(draft):
+        embed_error = _difference(checkpoint, target_weights, "embed_tokens.weight")
+    if target_weights and not draft.tied and draft.draft_vocab_size is None:
+        head_error = _difference(checkpoint, target_weights, "lm_head.weight")
+    length = None if d2t is None else d2t.numel()
+    return WeightFacts(broken, ones, faults, length, rows, embed_error, head_error, matches)
 
 
 def _values(draft: DraftConfig, checkpoint: Checkpoint) -> tuple[tuple[Broken, ...], tuple[str, ...]]:
@@ -152,9 +159,9 @@ def _absolute(d2t: Tensor, ids: Tensor, member: Tensor | None, vocab: int | None
     return not fits and (member is None or bool(member[d2t].all()))
 
 
-def _embed_error(draft: DraftConfig, checkpoint: Checkpoint, target: Checkpoint | None) -> float | None:
-    own, theirs = checkpoint.find("embed_tokens.weight"), target.find("embed_tokens.weight") if target else None
-    if own is None or theirs is None or not shares_embedding(draft):
+def _difference(checkpoint: Checkpoint, target: Checkpoint, name: str) -> float | None:
+    own, theirs = checkpoint.find(name), target.find(name) or target.find("embed_tokens.weight")  # tied: no head
+    if own is None or theirs is None:
         return None
     if own.shape != theirs.shape:
         return float("inf")

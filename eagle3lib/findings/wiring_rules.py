@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from eagle3lib.findings.boundaries import ids_remedy, layer_difference
+from eagle3lib.findings.edits import place_of
 from eagle3lib.findings.finding import Edit, Finding
-from eagle3lib.findings.rule import Inspection
+from eagle3lib.findings.rule import Inspection, set_config
 from eagle3lib.findings.sample_rules import worse_on_traffic
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.materials import Material
@@ -17,39 +17,36 @@ from eagle3lib.measuring.wiring_search import GOOD_FIRST, Candidate, Search
 #: The draft vocabulary may miss this share of what the target says before it is worth a warning.
 MAX_MISSED = 0.05
 
-#: switch -> (kind, the config field that sets it in SGLang, or "" where none does)
-SWITCHES = {
-    "shift": ("align.shift", ""),
-    "norm_before_fc": ("norm.before_fc", "norm_before_fc"),
-    "fc_norm": ("norm.fc", "fc_norm"),
-    "norm_before_residual": ("norm.before_residual", ""),
-    "norm_output": ("norm.output", "norm_output"),
-    "norm_before_head": ("norm.head", ""),
-    "rope_theta": ("rope.theta", "rope_theta"),
-    "rope_scaling": ("rope.scaling", "rope_scaling"),
-    "window": ("attention.window", ""),
-    "attention_bias": ("arch.unsupported", ""),
-    "qk_norm": ("arch.unsupported", ""),
-    "later_norm": ("arch.unsupported", ""),
-    "d2t": ("vocab.map", ""),
-    "head": ("vocab.tied_head", "tie_word_embeddings"),
-    "embedding": ("embed.replaced", ""),
+#: The kind of finding that names each switch.
+KINDS = {
+    "shift": "align.shift",
+    "norm_before_fc": "norm.before_fc",
+    "fc_norm": "norm.fc",
+    "norm_before_residual": "norm.before_residual",
+    "norm_output": "norm.output",
+    "norm_before_head": "norm.head",
+    "rope_theta": "rope.theta",
+    "rope_scaling": "rope.scaling",
+    "window": "attention.window",
+    "attention_bias": "arch.unsupported",
+    "qk_norm": "arch.unsupported",
+    "later_norm": "arch.unsupported",
+    "d2t": "vocab.map",
+    "head": "vocab.tied_head",
+    "embedding": "embed.replaced",
 }
 
 
-def search_findings(search: Search, *, family: str, layers: int, version: str) -> list[Finding]:
-    """Wiring and model judged by the search; silent where the configured wiring is as good as any.
-
-    ``family``, ``layers``, ``version``: of the target and the engine, for the ids in the remedy.
-    """
+def search_findings(search: Search, inspection: Inspection) -> list[Finding]:
+    """Wiring and model judged by the search; silent where the configured wiring is as good as any."""
     better = search.better
-    found = [] if better is None else list(_changes(search, better, family, layers, version))
+    found = [] if better is None else list(_changes(search, better, inspection))
     if search.answer in ("model", "both"):
         found.append(_undertrained(better or search.as_configured))
     return found
 
 
-def _changes(search: Search, better: Candidate, family: str, layers: int, version: str) -> Iterator[Finding]:
+def _changes(search: Search, better: Candidate, inspection: Inspection) -> Iterator[Finding]:
     here = search.as_configured
     low, high = better.gain_ci or (better.gain, better.gain)
     evidence = (
@@ -59,23 +56,30 @@ def _changes(search: Search, better: Candidate, family: str, layers: int, versio
     )
     for switch, (was, wanted) in search.configured.differences(better.wiring).items():
         if switch == "boundaries":
-            kind = layer_difference(list(was), list(wanted), layers) or "aux.order"
-            remedy, edits = ("", ()) if kind == "aux.order" else ids_remedy(wanted, family, layers, version)
+            kind = layer_difference(list(was), list(wanted), inspection.layers) or "aux.order"
+            remedy, edits = ("", ()) if kind == "aux.order" else ids_remedy(wanted, inspection)
             remedy = remedy or f"Permute the column blocks of fc.weight to boundaries {sorted(wanted)}."
             subject, lost = "eagle_config.eagle_aux_hidden_state_layer_ids", "fc reads states it was not trained on"
         else:
-            kind, field = SWITCHES[switch]
-            remedy, edits = _switch_remedy(field, switch, wanted)
-            subject, lost = field or switch, f"the draft was trained with {switch} = {wanted}, not {was}"
+            kind, subject = KINDS[switch], place_of(switch, inspection) or switch
+            remedy, edits = _switch_remedy(switch, better.wiring, inspection)
+            lost = f"the draft was trained with {switch} = {wanted}, not {was}"
         consequence = f"{lost}: it accepts {better.gain:.2f} tokens a verify step less than it can."
         yield Finding(kind, "error", subject, evidence, consequence, remedy, edits)
 
 
-def _switch_remedy(field: str, switch: str, wanted: Any) -> tuple[str, tuple[Edit, ...]]:
+def _switch_remedy(switch: str, wanted: Wiring, inspection: Inspection) -> tuple[str, tuple[Edit, ...]]:
+    field, value = place_of(switch, inspection), getattr(wanted, switch)
     if not field:
         return f"SGLang has no field for {switch}: change the engine's model code, or train the draft again.", ()
-    value = wanted == "tied" if switch == "head" else dict(wanted) if switch == "rope_scaling" and wanted else wanted
-    return f"Set {field} to {value} in the draft's config.json.", (Edit("draft config", field, value),)
+    if switch == "head":
+        value = inspection.weights.head_rows if field == "draft_vocab_size" else value == "tied"
+    elif switch == "rope_scaling":
+        value = dict(value) if value else None
+        if field == "rope_parameters":  # one mapping holds the base too
+            value = {"rope_type": "default", "rope_theta": wanted.rope_theta} | (value or {})
+    cure = set_config(field, value)
+    return cure["remedy"], tuple(cure["edits"])
 
 
 def _undertrained(best: Candidate) -> Finding:
@@ -125,7 +129,7 @@ def sample_findings(inspection: Inspection, measured: Wiring, first: Rate) -> li
     good = first.value is not None and (first.ci[0] if first.ci else first.value) >= GOOD_FIRST
     same = len(captured) == len(measured.boundaries)
     kind = layer_difference(list(captured), list(measured.boundaries), target.layers) if same else "aux.count"
-    remedy, edits = ids_remedy(measured.boundaries, target.family, target.layers, inspection.served.version)
+    remedy, edits = ids_remedy(measured.boundaries, inspection)
     return [
         Finding(
             kind or "aux.order",
@@ -161,9 +165,8 @@ def conclusion(
 
 
 def accuracy_findings(first: Rate) -> list[Finding]:
-    """``quality.undertrained`` from the first position alone, where no wiring was searched."""
-    surely = first.ci[1] if first.ci else first.value
-    if surely is None or surely >= GOOD_FIRST:
+    """``quality.undertrained`` from the first position alone, where no wiring was searched; one request is too few."""
+    if first.ci is None or first.ci[1] >= GOOD_FIRST:
         return []
     return [_poor(first, "As configured")]
 
@@ -172,12 +175,12 @@ def coverage_findings(coverage: Rate) -> list[Finding]:
     """``vocab.coverage``: a warning where more than 5 % are missed beyond the interval, else a note."""
     if coverage.value is None or coverage.value >= 1:
         return []
-    surely = coverage.ci[1] if coverage.ci else coverage.value
+    surely = coverage.ci is not None and coverage.ci[1] < 1 - MAX_MISSED
     missed = f"{1 - coverage.value:.1%} of the target's {coverage.denominator:g} tokens"
     return [
         Finding(
             "vocab.coverage",
-            "warning" if surely < 1 - MAX_MISSED else "note",
+            "warning" if surely else "note",
             "the draft vocabulary",
             f"It lacks {missed}; coverage {_share(coverage)}.",
             "A token outside the draft vocabulary is never proposed: it ends every chain that reaches it.",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +23,8 @@ from eagle3lib.errors import InputError
 from eagle3lib.maths.draft_weights import Draft, Layer, Linear
 from eagle3lib.maths.kernels import chain_attention, gated_mlp, head, rms_norm, rotary_tables, rotate
 from eagle3lib.maths.mla import yarn
+from eagle3lib.maths.vocabulary import embedding_table, have, head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
-
-Part = TypeVar("Part")
 
 #: Is told each stage by name as it is computed.
 Note = Callable[[str, Tensor], None]
@@ -110,11 +108,11 @@ def combine(draft: Draft, wiring: Wiring, states: Tensor, note: Note = _silent) 
     x = states.to(draft.norm.device, draft.norm.dtype)  # [T, K, H_t]
     note("captured states", x.flatten(1))
     if wiring.fc_norm:
-        norms = _have(draft.slot_norms, "fc_norm", "fc_norm.*.weight")
+        norms = have(draft.slot_norms, "fc_norm", "fc_norm.*.weight")
         x = torch.stack([rms_norm(x[:, k], norm, draft.eps) for k, norm in enumerate(norms)], 1)
     x = x.flatten(1)  # [T, K * H_t]
     if wiring.norm_before_fc:
-        x = rms_norm(x, _have(draft.input_norm, "norm_before_fc", "input_norm.weight"), draft.eps)
+        x = rms_norm(x, have(draft.input_norm, "norm_before_fc", "input_norm.weight"), draft.eps)
     x = _linear(x, draft.fc)  # [T, H]
     note("fc", x)
     return x
@@ -148,7 +146,7 @@ def depth_states(
     tokens = torch.as_tensor(tokens, device=hidden.device)
     if len(hidden) != len(tokens):
         raise InputError("states", f"{len(hidden)} rows for {len(tokens)} tokens", "as many rows as tokens")
-    rows = len(tokens) - 1 + min(wiring.shift, 0)
+    rows = rows_of(tokens, wiring)
     if not 0 <= first < rows:
         raise InputError("start", first, f"0 to {rows - 1}: there are {len(tokens)} tokens")
     hidden = _shifted(hidden, wiring.shift)[:rows]
@@ -174,6 +172,11 @@ def depth_states(
         yield hidden
         if wiring.norm_output:
             hidden = rms_norm(hidden, draft.norm, draft.eps)
+
+
+def rows_of(tokens: Tensor, wiring: Wiring) -> int:
+    """How many starts a conversation has: rows with a state and a next token."""
+    return len(tokens) - 1 + min(wiring.shift, 0)
 
 
 def rotary(draft: Draft, wiring: Wiring, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,9 +219,9 @@ def _layer_input(
     """
     if embeds is None:
         norm = layer.hidden_norm if wiring.later_norm == "hidden_norm" else layer.input_norm
-        return rms_norm(hidden, _have(norm, "later_norm", wiring.later_norm), draft.eps), hidden
-    e = rms_norm(embeds, _have(layer.input_norm, "the first layer", "input_layernorm.weight"), draft.eps)
-    g = rms_norm(hidden, _have(layer.hidden_norm, "the first layer", "hidden_norm.weight"), draft.eps)
+        return rms_norm(hidden, have(norm, "later_norm", wiring.later_norm), draft.eps), hidden
+    e = rms_norm(embeds, have(layer.input_norm, "the first layer", "input_layernorm.weight"), draft.eps)
+    g = rms_norm(hidden, have(layer.hidden_norm, "the first layer", "hidden_norm.weight"), draft.eps)
     note("input_layernorm", e)
     note("hidden_norm", g)
     x = torch.cat([e, g], dim=-1)  # [rows, 2H]
@@ -237,13 +240,13 @@ def _qkv(
         return q, k, v
 
     def project(linear: Linear, x: Tensor) -> Tensor:
-        bias = _have(linear.bias, "attention_bias", "q, k and v biases") if wiring.attention_bias else None
+        bias = have(linear.bias, "attention_bias", "q, k and v biases") if wiring.attention_bias else None
         return F.linear(x, linear.weight, bias).unflatten(-1, (-1, draft.head_dim))
 
     q, k, v = project(layer.q, x[skip:]), project(layer.k, x), project(layer.v, x)
     if wiring.qk_norm:
-        q = rms_norm(q, _have(layer.q_norm, "qk_norm", "q_norm.weight"), draft.eps)
-        k = rms_norm(k, _have(layer.k_norm, "qk_norm", "k_norm.weight"), draft.eps)
+        q = rms_norm(q, have(layer.q_norm, "qk_norm", "q_norm.weight"), draft.eps)
+        k = rms_norm(k, have(layer.k_norm, "qk_norm", "k_norm.weight"), draft.eps)
     for name, value in (("q", q), ("k", k), ("v", v)):
         note(name, value.flatten(1))
     cos, sin = turn
@@ -252,34 +255,6 @@ def _qkv(
 
 def before_head(draft: Draft, wiring: Wiring, state: Tensor) -> Tensor:
     return rms_norm(state, draft.norm, draft.eps) if wiring.norm_before_head else state
-
-
-def head_weight(draft: Draft, wiring: Wiring) -> Tensor:
-    """``[V_d, H]``: the draft's own head, or the embedding's first rows where they are tied."""
-    if wiring.head == "tied":
-        return embedding_table(draft, wiring)[: draft.draft_vocab]
-    return _have(draft.lm_head, "the head", "lm_head.weight")
-
-
-def target_ids(draft: Draft, wiring: Wiring) -> Tensor | None:
-    """The target id of each draft id, ``[V_d]``; ``None`` where they are the same."""
-    if draft.d2t is None:
-        return None
-    if wiring.d2t == "absolute":
-        return draft.d2t
-    return draft.d2t + torch.arange(len(draft.d2t), device=draft.d2t.device)
-
-
-def embedding_table(draft: Draft, wiring: Wiring) -> Tensor:
-    if wiring.embedding == "own":
-        return _have(draft.own_embedding, "embedding", "embed_tokens.weight")
-    table = _have(draft.target_embedding, "embedding", "the target's embedding")
-    if table.shape[1] != draft.width:
-        raise InputError(
-            "embedding", f"the target's, {table.shape[1]} wide", f"{draft.width} wide, as the draft",
-            "a draft of another width than its target reads its own embedding",
-        )  # fmt: skip
-    return table
 
 
 def _shifted(hidden: Tensor, shift: int) -> Tensor:
@@ -291,9 +266,3 @@ def _shifted(hidden: Tensor, shift: int) -> Tensor:
 
 def _linear(x: Tensor, linear: Linear) -> Tensor:
     return F.linear(x, linear.weight, linear.bias)
-
-
-def _have(part: Part | None, switch: str, name: str) -> Part:
-    if part is None or (isinstance(part, tuple) and not part):
-        raise InputError(f"wiring {switch}", f"no {name} in the draft", f"{name}, which this switch needs")
-    return part

@@ -76,6 +76,7 @@ class Draft:
     head_dim: int
     eps: float
     max_positions: int
+    target_head: Tensor | None = None  # [V_t, H_t], where the config asks for no vocabulary of the draft's own
 
     @property
     def width(self) -> int:
@@ -98,8 +99,8 @@ class Draft:
     ) -> Draft:
         """The draft in ``folder``, in any dialect of names and config.
 
-        ``target_embedding [V_t, H_t]`` is what engines give the draft instead of its own; ``target_head`` is
-        used by a draft with the target's whole vocabulary and no head of its own.
+        ``target_embedding`` and ``target_head``, ``[V_t, H_t]``, are what engines give the draft instead of its
+        own: the head to a draft whose config has no ``draft_vocab_size``.
 
         Raises:
             InputError: a tensor is missing or has another shape than the config says, or the draft has a
@@ -123,16 +124,15 @@ class Draft:
         if rest or not slots:
             found = list(fc.weight.shape)
             raise InputError(f"{where}: fc.weight", found, f"a multiple of {target_width} columns")
-        lm_head = tensors.get("lm_head.weight", (None, width))
-        if lm_head is None and target_head is not None and config.draft_vocab_size is None:
-            lm_head = target_head.to(device, dtype)
+        if config.draft_vocab_size is not None:
+            target_head = None
         return cls(
             fc=fc,
             input_norm=tensors.get("input_norm.weight", (slots * target_width,)),
             slot_norms=tensors.family("fc_norm.{}.weight", slots, (target_width,)),
             layers=tuple(_layer(tensors, i, config, latent) for i in range(config.layers)),
             norm=tensors.need("norm.weight", (width,)),
-            lm_head=lm_head,
+            lm_head=tensors.get("lm_head.weight", (None, width)),
             own_embedding=tensors.get("embed_tokens.weight", (None, width)),
             target_embedding=None if target_embedding is None else target_embedding.to(device, dtype),
             d2t=tensors.get("d2t", (None,)),
@@ -142,6 +142,7 @@ class Draft:
             head_dim=head_dim,
             eps=config.rms_norm_eps,
             max_positions=config.max_positions or 2048,
+            target_head=None if target_head is None else target_head.to(device, dtype),
         )
 
 

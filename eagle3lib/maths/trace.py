@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.draft import Draft, combine, depth_states, head_weight, target_ids
+from eagle3lib.maths.draft import Draft, combine, depth_states
 from eagle3lib.maths.kernels import rms_norm
+from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
 #: What happens at each stage, by the name that the forward pass gives it.

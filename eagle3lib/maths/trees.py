@@ -20,19 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.draft import (
-    Memory,
-    before_head,
-    block,
-    combine,
-    depth_states,
-    embedding_table,
-    head_weight,
-    rotary,
-    target_ids,
-)
+from eagle3lib.maths.draft import Memory, before_head, block, combine, depth_states, rotary
 from eagle3lib.maths.draft_weights import Draft
 from eagle3lib.maths.kernels import chain_attention, rms_norm
+from eagle3lib.maths.vocabulary import embedding_table, head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
 #: Beams of all starts that are computed side by side: bounds the logits that exist at once.

@@ -110,11 +110,9 @@ def from_histograms(
     )
 
 
-def from_report(
-    report: EngineReport, *, num_steps: int | None = None, num_draft_tokens: int | None = None
-) -> Acceptance:
+def from_report(report: EngineReport) -> Acceptance:
     """Rates from an engine's own account, as far as it goes; ``plausibility`` says what to think of them."""
-    requests = report.measured
+    requests, (num_steps, _, num_draft_tokens) = report.measured, report.setting
     named = {"source": report.source, "kind": "engine", "definition": report.definition}
     match report.form:
         case "histogram":

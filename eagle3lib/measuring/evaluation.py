@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from eagle3lib.maths.draft import Draft, forward
+from eagle3lib.maths.draft import Draft, forward, rows_of
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import (
     DEFINITIONS,
@@ -83,6 +83,9 @@ def evaluate(
         said: what the target would say after each token, for the trainers' definitions.
     """
     mask, first = sample.loss_mask, sample.prompt_tokens - 1
+    if first >= rows_of(sample.input_ids, wiring):  # a shift that leaves a short reply no start
+        none = DepthCounts(0, (0,) * depths, (0,) * depths)
+        return Request(sample.name, sample.category, none, (Walk((), (), True),) * depths, sample.prompt_tokens)
     wide = first if said is None else max(0, min(first, int(mask.int().argmax()) - depths))
     chains = forward(draft, wiring, states, sample.input_ids, depths, wide)
     trainers = {} if said is None else {name: trainer_counts(name, chains, said, mask) for name in DEFINITIONS}

@@ -21,11 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3lib.maths.draft import before_head, combine, depth_states, head_weight, target_ids
+from eagle3lib.maths.draft import before_head, combine, depth_states
 from eagle3lib.maths.draft_weights import Draft
 from eagle3lib.maths.target_states import TargetTensors, target_states
 from eagle3lib.maths.tree_chances import node_chances
 from eagle3lib.maths.trees import Trees, grow
+from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.evaluation import sample_walk
 from eagle3lib.measuring.materials import Material
@@ -84,7 +85,7 @@ def rejection(
         last: ``[T, H_t]``, the last block's output, before the final norm.
         rows: distributions over the target's vocabulary that exist at once.
     """
-    starts = torch.arange(first, len(tokens) - num_steps - 1)
+    starts = torch.arange(first, max(first, len(tokens) - num_steps - 1))
     weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
     at_least = [torch.ones(len(starts))]
     hidden = combine(draft, wiring, states)

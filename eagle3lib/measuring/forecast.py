@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eagle3lib.maths.draft import Draft, forward
+from eagle3lib.maths.draft import Draft, forward, rows_of
 from eagle3lib.maths.target_states import greedy
 from eagle3lib.maths.trees import grow
 from eagle3lib.maths.wiring import Wiring
@@ -88,6 +88,8 @@ def setting_forecast(
     num_steps, topk, _ = setting
     sample, states = material.sample, material.stack(wiring.boundaries)
     first = sample.prompt_tokens - 1
+    if first >= rows_of(sample.input_ids, wiring):  # a shift that leaves a short reply no start
+        return Forecast(sample.name, (), Walk((), (), complete=False))
     runs: Callable[[Tensor], tuple[Tensor, Tensor]]
     if topk == 1:
         chains = forward(draft, wiring, states, sample.input_ids, num_steps, first)

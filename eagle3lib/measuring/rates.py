@@ -6,6 +6,7 @@ are drawn anew, each with all its counts (Efron 1979; percentiles of the ratio o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Gain:
-    """The difference of two rates measured on the same requests, with its 95 % interval."""
+    """The difference of two rates, with its 95 % interval."""
 
     value: float | None
     ci: tuple[float, float] | None
@@ -70,6 +71,17 @@ def gain(
     first, base = _resampled(top, bottom, seed), _resampled(base_top, base_bottom, seed)
     drawn = None if first is None or base is None else first - base
     return Gain(value, _interval(drawn, value, len(top)))
+
+
+def apart(one: Rate, other: Rate) -> Gain:
+    """How much higher the first rate is, the two measured on different requests: half widths add in squares."""
+    if one.value is None or other.value is None:
+        return Gain(None, None)
+    value = one.value - other.value
+    if one.ci is None or other.ci is None:
+        return Gain(value, None)
+    half = math.hypot((one.ci[1] - one.ci[0]) / 2, (other.ci[1] - other.ci[0]) / 2)
+    return Gain(value, (value - half, value + half))
 
 
 def _counts(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

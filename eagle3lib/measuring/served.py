@@ -34,16 +34,16 @@ class ServedForecast:
 
 def forecast_served(
     reports: Sequence[EngineReport], path: str | Path, draft: Draft, wiring: Wiring, target: str | Path,
-    tensors: TargetTensors, cache: str | Path, setting: Setting,
+    tensors: TargetTensors, cache: str | Path,
 ) -> list[ServedForecast]:  # fmt: skip
     """A prediction for every report whose requests carry their token ids and a histogram.
 
-    ``path`` is where the reports were read from. Other reports are left out: nothing says what was served.
+    ``path`` is where the reports were read from. Other reports are left out, and those whose setting is not known.
     """
     found = []
     for report in reports:
-        pairs = served_requests(report, Path(path))
-        if not pairs:
+        pairs, setting = served_requests(report, Path(path)), known_setting(report)
+        if not pairs or setting is None:
             continue
         samples = continued([sample for _, sample in pairs], target)
         forecasts = [
@@ -67,6 +67,14 @@ def forecast_served(
     return found
 
 
+def known_setting(report: EngineReport) -> Setting | None:
+    """The whole setting that a report was served under; ``None`` where a part of it is not known."""
+    steps, topk, tokens = report.setting
+    topk = topk or 1
+    tokens = steps + 1 if steps and topk == 1 else tokens
+    return (steps, topk, tokens) if steps and tokens else None
+
+
 def served_requests(report: EngineReport, path: Path) -> list[tuple[RequestReport, Sample]]:
     """Each request with its tokens; empty where the report's file does not hold them, or holds other ones.
 
@@ -76,9 +84,15 @@ def served_requests(report: EngineReport, path: Path) -> list[tuple[RequestRepor
     if file.suffix != ".jsonl" or report.form != "histogram":
         return []
     try:
-        samples = list(read_samples(file))
+        samples = {sample.name: sample for sample in read_samples(file)}
     except InputError:  # no line has token ids: ordinary meta_info
         return []
-    if len(samples) != len(report.requests):
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        names = [f"{file.name}:{number}" for number, line in enumerate(lines, 1) if line.strip()]
+    if len(names) != len(report.requests):  # several requests a line
         return []
-    return [pair for pair in zip(report.requests, samples, strict=True) if steps_of(pair[0].histogram or ())]
+    return [
+        (request, samples[name])
+        for request, name in zip(report.requests, names, strict=True)
+        if name in samples and steps_of(request.histogram or ())
+    ]

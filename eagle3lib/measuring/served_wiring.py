@@ -16,7 +16,7 @@ from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.materials import material, spread
-from eagle3lib.measuring.served import served_requests
+from eagle3lib.measuring.served import known_setting, served_requests
 from eagle3lib.measuring.served_match import Fit, Response, match
 from eagle3lib.measuring.wiring_candidates import boundary_families, switches
 from eagle3lib.reading.engine_reports import EngineReport
@@ -101,7 +101,7 @@ class ServedWiring:
 
 def served_wiring(
     reports: Sequence[EngineReport], path: str | Path, draft: Draft, configured: Wiring, target: str | Path,
-    tensors: TargetTensors, cache: str | Path, setting: Setting, *, ids: Sequence[int] | None = None,
+    tensors: TargetTensors, cache: str | Path, *, ids: Sequence[int] | None = None,
     bases: Sequence[float] = (), progress: Progress = lambda share, words: None,
 ) -> list[ServedWiring]:  # fmt: skip
     """An answer for every report whose requests carry their token ids and a histogram; see ``forecast_served``.
@@ -113,12 +113,12 @@ def served_wiring(
     """
     found = []
     for report in reports:
-        pairs = served_requests(report, Path(path))
+        pairs, setting = served_requests(report, Path(path)), known_setting(report)
         responses = [
             Response(material(sample, target, tensors, cache), request.steps, request.histogram or ())
             for request, sample in spread(pairs, RESPONSES)
         ]
-        if responses:
+        if responses and setting:
             found.append(find_wiring(report.source, draft, configured, responses, setting, ids, bases, progress))
     return found
 

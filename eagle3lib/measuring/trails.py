@@ -86,13 +86,14 @@ def from_walk(walk: Walk, of: Sample | Request, num_steps: int) -> Trail:
     return Trail(of.name, tuple(steps), num_steps, of.prompt_tokens, of.category, ids)
 
 
-def from_report(report: EngineReport, num_steps: int, path: str | Path = "") -> list[Trail]:
+def from_report(report: EngineReport, path: str | Path = "") -> list[Trail]:
     """The requests of which the stream showed every step in order; none of a report that has no such.
 
     ``path``: where the reports were read from, for the token ids where the file holds them.
     """
     ids = {id(request): tuple(sample.input_ids.tolist()) for request, sample in served_requests(report, Path(path))}
-    trails = []
+    deepest = max((accepted for request in report.requests for accepted in request.steps or ()), default=0)
+    num_steps, trails = report.setting[0] or deepest, []
     for number, request in enumerate(report.requests):
         if not request.steps or request.prompt_tokens is None:
             continue

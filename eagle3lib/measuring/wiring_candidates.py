@@ -84,7 +84,7 @@ def switches(base: Wiring, draft: Draft, bases: Sequence[float] = ()) -> Iterato
         yield base.but(d2t="absolute" if base.d2t == "offset" else "offset")
     if draft.own_embedding is not None and draft.target_embedding is not None:
         yield base.but(embedding="own" if base.embedding == "target" else "target")
-    if base.head == "tied" and draft.lm_head is not None:
+    if base.head != "own" and draft.lm_head is not None:
         yield base.but(head="own")
     for theta in dict.fromkeys((*BASES, *bases)):
         if theta != base.rope_theta:

@@ -13,8 +13,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from eagle3lib.maths.draft import Draft, before_head, combine, depth_states, head_weight, target_ids
+from eagle3lib.maths.draft import Draft, before_head, combine, depth_states, rows_of
 from eagle3lib.maths.kernels import rms_norm
+from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.materials import Material
 
@@ -76,6 +77,8 @@ class Screen:
         total, rows = 0.0, 0
         for part in parts:
             tokens, first = self.parts[part].sample.input_ids, self.parts[part].sample.prompt_tokens - 1
+            if first >= rows_of(tokens, wiring):
+                continue  # a shift that leaves this short reply no start
             hidden = self._combined(wiring, part, without)
             for depth, state in enumerate(depth_states(self.draft, wiring, hidden, tokens, depths, first), 1):
                 truth = tokens[first + 1 + depth :][: len(state)]
@@ -117,7 +120,8 @@ class Screen:
                 stack[:, without] = 0
             return combine(self.draft, wiring, stack)
         bias = self.draft.fc.bias
-        hidden = self.draft.fc.weight.new_zeros(()) if bias is None else bias
+        rows = len(self.parts[part].sample.input_ids)
+        hidden = self.draft.fc.weight.new_zeros(rows, self.draft.width) + (0 if bias is None else bias)
         for slot, boundary in enumerate(wiring.boundaries):
             if slot != without:
                 hidden = hidden + self.projected(part, slot, boundary, wiring.fc_norm)

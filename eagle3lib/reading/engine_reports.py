@@ -14,6 +14,7 @@ from typing import Any
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading import engine_json, engine_text
+from eagle3lib.reading.points import Asked
 from eagle3lib.reading.run_flags import BESIDE, flags_beside, flags_within, run_flags
 
 #: What a source's numbers mean, by the form it has them in. Every accept length here counts the bonus token.
@@ -84,6 +85,7 @@ class EngineReport:
     form: str
     requests: tuple[RequestReport, ...] = field(repr=False)
     flags: Mapping[str, Any] = field(default_factory=dict)  #: of the server, where this file or one beside it says
+    setting: Asked = (None, None, None)  #: that it was served under, as far as it is known; see ``engine.setting``
     unreadable: str = ""  #: why nothing was read from a file among others that are reports
 
     @property

@@ -18,6 +18,7 @@ from eagle3lib.reading.launch import SETTING
 
 Status = Literal["ok", "failed", "refused"]
 Setting = tuple[int, int, int]  # num_steps, topk, num_draft_tokens
+Asked = tuple[int | None, int | None, int | None]  # the same, as far as somebody says
 OFF: Setting = (0, 0, 0)
 FIELDS = ("num_steps", "topk", "num_draft_tokens")
 

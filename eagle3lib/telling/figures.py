@@ -42,11 +42,13 @@ def panels(width: float, height: float, columns: int = 1) -> tuple[Figure, Seque
     return figure, axes
 
 
-def tower(layers: int, trained: Sequence[int] | None, captured: Sequence[int] | None) -> Figure:
+def tower(layers: int | None, trained: Sequence[int] | None, captured: Sequence[int] | None) -> Figure:
     """The target's boundaries 0..n, bottom to top; those trained on left, those captured right.
 
-    Each with the slot of ``fc`` that reads it, from 1; green where the same slot reads the same boundary.
+    Each with the slot of ``fc`` that reads it, from 1; green where the same slot reads the same boundary. ``layers``:
+    n; without a target as far as boundaries are known.
     """
+    layers = max([*(trained or ()), *(captured or ()), 1]) if layers is None else layers
     figure, (axis,) = panels(4.6, 1.6 + 0.085 * layers)
     axis.set(xlim=(-1.9, 1.9), ylim=(-1, layers + 1), xticks=[], ylabel="boundary (blocks passed)")
     axis.grid(False)

@@ -16,6 +16,7 @@ pytest.importorskip("eagle3_sglang_cpu")
 from eagle3lib.engine.client import save_responses
 from eagle3lib.engine.server import Server
 from eagle3lib.engine.session import capture_served
+from eagle3lib.engine.setting import served_under
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft
@@ -63,8 +64,8 @@ def test_served_as_predicted(target: str, tmp_path: Path) -> None:
 
     tensors, wiring = TargetTensors.load(target), inspect(draft, target, launch).runnable_wiring
     loaded, cache = Draft.load(draft, tensors.embedding), tmp_path / "states"
-    reports = read_engine_reports(tmp_path / "served")
-    (found,) = forecast_served(reports, tmp_path / "served", loaded, wiring, target, tensors, cache, (3, 1, 4))
+    reports = served_under(read_engine_reports(tmp_path / "served"), (3, 1, 4), "")
+    (found,) = forecast_served(reports, tmp_path / "served", loaded, wiring, target, tensors, cache)
     assert found.agreement.equal == found.agreement.steps > 20 and not found.agreement.left_out
 
     captures = read_capture(tmp_path / "capture")
@@ -85,9 +86,9 @@ def test_trees_are_served_as_predicted(target: str, tmp_path: Path) -> None:
         save_responses(server.ask(prompts, max_new_tokens=48), tmp_path / "served" / "responses.jsonl")
 
     tensors, wiring = TargetTensors.load(target), inspect(draft, target, launch.render({})).runnable_wiring
-    reports = read_engine_reports(tmp_path / "served")
+    reports = served_under(read_engine_reports(tmp_path / "served"), (5, 8, 16), "")
     (found,) = forecast_served(
         reports, tmp_path / "served", Draft.load(draft, tensors.embedding), wiring, target, tensors,
-        tmp_path / "states", (5, 8, 16),
+        tmp_path / "states",
     )  # fmt: skip
     assert found.agreement.equal == found.agreement.steps > 20 and not found.agreement.left_out
