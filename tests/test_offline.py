@@ -1,4 +1,4 @@
-"""What notebook 03 predicts with: short replies, other heads, reports of several settings, requests that were aborted."""
+"""What notebook 03 predicts with: short replies, other heads, reports of several settings, aborted requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3lib.engine.client import Response, save_responses
-from eagle3lib.engine.setting import served_under
+from eagle3lib.engine.setting import agreed, served_under
 from eagle3lib.errors import InputError
 from eagle3lib.findings.acceptance_rules import prediction_findings, report_findings
 from eagle3lib.findings.breakdown import break_down
@@ -87,6 +87,8 @@ def test_reports_are_each_predicted_under_their_own_setting(pair: tuple, tmp_pat
         (tmp_path / f"{name}.launch.txt").write_text(line)
     reports = served_under(read_engine_reports(tmp_path), (3, 1, 4), "")
     assert [report.setting for report in reports] == list(SETTINGS)
+    assert agreed((None, None, None), reports[:1]) == SETTINGS[0] and agreed((3, 1, 4), reports[:1]) == (3, 1, 4)
+    assert agreed((None, None, None), reports) == (None, None, None)
     forecasts, why = predict_served(made, reports, str(tmp_path))
     assert why == "" and all(each.agreement.equal == each.agreement.steps > 50 for each in forecasts)
     findings = [finding for report in reports for finding in report_findings(report)]

@@ -46,3 +46,9 @@ def served_under(reports: Sequence[EngineReport], asked: Asked, engine: str) -> 
         return (served.num_steps, served.topk, served.num_draft_tokens) if served.num_steps else None
 
     return [replace(report, setting=(report.flags and own(report)) or asked) for report in reports]
+
+
+def agreed(asked: Asked, reports: Sequence[EngineReport]) -> Asked:
+    """``asked``, or where nobody asked for anything the one setting that all reports ran under."""
+    ran = {report.setting for report in reports if not report.unreadable}
+    return ran.pop() if asked == (None, None, None) and len(ran) == 1 else asked
