@@ -271,3 +271,21 @@ def test_a_draft_of_one_aux_state_is_searched(bias: bool) -> None:
     one = replace(draft, fc=fc, slots=1, slot_norms=draft.slot_norms[:1])
     search = search_wiring(one, CONFIGURED.but(boundaries=(3,)), materials, layers=9)
     assert search.candidates[0].wiring.boundaries == (2,) and search.idle_slots == ()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_of_wirings_too_near_to_tell_the_least_mistake_is_named(place: int) -> None:
+    """The embedding first is a known mistake; that and another numbering at once, one step further, seldom happens."""
+    draw = np.random.default_rng(3)
+    own = draw.normal(0, 0.05, 4)
+    near, far = CONFIGURED.but(boundaries=(0, 2, 5)), CONFIGURED.but(boundaries=(0, 3, 6))
+    wirings = [CONFIGURED, near, far]
+    here, good = measured(draw, list(0.1 + own)), measured(draw, list(0.6 + own))
+    found = [here, good, measured(draw, list(0.6 + own), good)][:3]
+    if place:  # whichever happens to be ahead
+        found[1:] = found[:0:-1]
+    best, *rest = _ranked(CONFIGURED, wirings, found, set(wirings), 3)
+    assert best.wiring == near and [each.wiring for each in rest] == [far, CONFIGURED]
+    assert best.near == ("boundaries 0, 3, 6 instead of 2, 5, 7",)
+    (finding,) = search_findings(Search((best, *rest), CONFIGURED, (), 9, 9.0), inspected(9))
+    assert "too near to tell" in finding.evidence

@@ -58,6 +58,7 @@ def trace(
     tokens = torch.as_tensor(tokens, device=draft.norm.device)
     if not 0 <= position < len(tokens) - 1:
         raise InputError("position", position, f"0 to {len(tokens) - 2}: the next token must be known")
+    ahead = tokens[position + 2 :].tolist()  # what the depths are to propose
     tokens, states = tokens[: position + depths + 1], states[: position + depths + 1]
     stages: list[Stage] = []
     depth = 1
@@ -77,6 +78,9 @@ def trace(
         best = int(logits.argmax())
         token = best if ids is None else int(ids[best])
         words = f"The best word, draft id {best}, is the target's {token}."
+        if depth <= len(ahead):
+            truth = ahead[depth - 1]
+            words += " Right: it comes next." if truth == token else f" Wrong: {truth} comes next."
         stages.append(Stage(depth, "proposed", (1,), float(token), (float(token),), words))
         depth += 1
     return stages

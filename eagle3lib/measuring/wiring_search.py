@@ -7,7 +7,7 @@ of verify steps, with gains paired by request.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
 
@@ -42,7 +42,8 @@ LARGE = 0.3
 class Candidate:
     """A wiring measured on all samples. ``gain`` is in accept length over the configured wiring.
 
-    ``shown``: the gain is told from none, among all that were measured in full; see ``conclusive``.
+    ``shown``: the gain is told from none, among all that were measured in full; see ``conclusive``. ``near``: of the
+    best, the other changes that these samples do not tell from it.
     """
 
     change: str
@@ -52,6 +53,7 @@ class Candidate:
     gain: float
     gain_ci: tuple[float, float] | None
     shown: bool = False
+    near: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -258,4 +260,27 @@ def _ranked(
         handicap = MATERIAL * usual if simpler or candidate.wiring not in explained else 0.0
         return handicap - candidate.gain, len(changes)
 
-    return sorted(candidates, key=rank)
+    counts = {
+        wiring: accept_counts(evaluation.walks(num_steps))
+        for wiring, evaluation in zip(chosen, evaluations, strict=True)
+    }
+
+    def near(first: Candidate, other: Candidate) -> bool:
+        """Whether the first is not surely ahead of the other one, which is better than configured."""
+        ahead = gain(*counts[first.wiring], *counts[other.wiring]).ci
+        return other.shown and (ahead is None or ahead[0] <= 0)
+
+    def strange(candidate: Candidate) -> int:
+        """Boundaries that nobody configured, the embedding aside."""
+        return sum(k not in (0, *configured.boundaries) for k in candidate.wiring.boundaries)
+
+    first, *rest = sorted(candidates, key=rank)
+    if not first.shown:
+        return [first, *rest]
+    # Neighbouring layers look alike to few samples: of those too near to tell, the one that the least mistake explains.
+    ties = [first, *(each for each in rest if near(first, each))]
+    best = min(
+        [each for each in ties if each.wiring in explained] or ties, key=lambda each: (strange(each), rank(each))
+    )
+    named = replace(best, near=tuple(each.change for each in ties if each is not best))
+    return [named, *(each for each in (first, *rest) if each is not best)]

@@ -58,8 +58,10 @@ class Run:
         tqdm.write(line, file=sys.stderr)
 
     def report_progress(self, share: float, words: str) -> None:
-        """What long work is at, for functions that take a ``progress`` callback."""
-        self.say(f"{share:4.0%} {words}")
+        """What long work is at, in one line that is written over, for functions that take a ``progress`` callback."""
+        end = "\n" if share >= 1 else ""
+        sys.stderr.write(f"\r{share:4.0%} {words[:90]:<90}{end}")
+        sys.stderr.flush()
 
     @property
     def cache(self) -> Path:

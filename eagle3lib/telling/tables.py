@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: A sign beside the word, so that severity does not rest on colour.
 SIGNS = {"error": "✖ error", "warning": "▲ warning", "note": "· note"}
 NOTHING = "–"
+#: All or none of fewer cases than this: resampling them gives an interval of no width, which says nothing.
+FEW = 30
 #: JupyterLab sets tables flush right, which suits numbers alone.
 LEFT = 'style="text-align:left;vertical-align:top"'
 
@@ -112,7 +114,8 @@ def rate(value: Rate | None) -> str:
         return NOTHING
     if value.numerator is None or value.denominator is None:
         return f"{value.value:.1%}"
-    interval = "" if value.ci is None else f"; {value.ci[0]:.1%} to {value.ci[1]:.1%}"
+    told = value.ci is not None and (value.ci[0] < value.ci[1] or value.denominator >= FEW)
+    interval = f"; {value.ci[0]:.1%} to {value.ci[1]:.1%}" if told else ""
     return f"{value.value:.1%} ({value.numerator:g} / {value.denominator:g}{interval})"
 
 
@@ -144,7 +147,7 @@ def depths(evaluation: Evaluation) -> HTML:
             "accuracy": rate(row.accuracy),
             "conditional": rate(row.conditional),
             "cumulative": rate(row.cumulative),
-            "accept length with as many steps": length(evaluation.accept_length(row.depth)),
+            "accept length with num_steps = depth": length(evaluation.accept_length(row.depth)),
         }
         for row in evaluation.depths()
     )

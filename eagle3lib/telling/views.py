@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from eagle3lib.findings.sample_rules import overlap
+from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import DEFINITIONS
 from eagle3lib.telling.tables import NOTHING, SIGNS, length, rate, table, text
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from eagle3lib.findings.rule import Inspection
     from eagle3lib.findings.verdict import Verdict
     from eagle3lib.maths.trace import Stage
-    from eagle3lib.maths.wiring import Wiring
     from eagle3lib.measuring.evaluation import Evaluation
     from eagle3lib.measuring.rates import Rate
     from eagle3lib.measuring.survey import Survey
@@ -125,9 +125,16 @@ def inspection_results(inspection: Inspection, corrected: str | None) -> dict[st
 
 
 def wiring(found: Wiring, words: str) -> HTML:
-    """Every switch of the wiring that is measured; ``words`` say which it is."""
-    switches = [{"switch": name, "value": getattr(found, name)} for name in found.__dataclass_fields__]
-    return table([{"switch": "measured", "value": words}, *switches])
+    """The wiring that is measured, where it departs from classic EAGLE-3; ``words`` say which it is."""
+    usual = Wiring(found.boundaries)
+    switches = [{"switch": name, "value": here} for name, (_, here) in usual.differences(found).items()]
+    same = ", ".join(name for name in list(found.__dataclass_fields__)[1:] if name not in usual.differences(found))
+    return table([
+        {"switch": "measured", "value": words},
+        {"switch": "boundaries, in the order of fc's slots", "value": found.boundaries},
+        *switches,
+        {"switch": "as in classic EAGLE-3", "value": same},
+    ])  # fmt: skip
 
 
 def trace(stages: Sequence[Stage]) -> HTML:
@@ -137,8 +144,8 @@ def trace(stages: Sequence[Stage]) -> HTML:
             "depth": stage.depth,
             "stage": stage.name,
             "shape of a row": " x ".join(map(str, stage.shape)) or "one",
-            "RMS": stage.rms,
-            "first values": ", ".join(f"{value:.3g}" for value in stage.first),
+            "RMS": NOTHING if stage.name == "proposed" else stage.rms,
+            "first values": ", ".join(f"{value:.{9 if stage.name == 'proposed' else 3}g}" for value in stage.first),
             "what happens": stage.words,
         }
         for stage in stages
@@ -203,18 +210,18 @@ def answer(found: str, search: Search | None, measured: str, worse_on_traffic: b
         words = f"{ANSWERS[samples]} But traffic is predicted worse than the samples: it is other text, or longer."
     if search is None:
         return text(words)
-    best, here = search.candidates[0], search.as_configured
-    better = search.better
+    here, better = search.as_configured, search.better
     numbers = (
         f" {measured[0].upper()}{measured[1:]} (boundaries {', '.join(map(str, search.configured.boundaries))}), "
         f"{here.accept_length.value:.2f} tokens a verify step are predicted"
     )
+    top = max(search.candidates, key=lambda each: each.accept_length.value or 0)
     numbers += f"; with {better.change} {better.accept_length.value:.2f}." if better else (
-        f"; the best of {search.passes} tried ({best.change}) gives {best.accept_length.value:.2f}."
+        f"; of {search.passes} tried none is shown to be better" + ("." if top is here else
+        f": the highest, {top.change}, has {top.accept_length.value:.2f}, which is too near to tell.")
     )  # fmt: skip
     for slot in search.idle_slots:
         numbers += f" Slot {slot + 1} predicts better without its stream: it was trained on none of the states at hand."
-    numbers += f" The search cost as much as {search.cost:.0f} passes of one wiring over these samples."
     return text(words + numbers)
 
 

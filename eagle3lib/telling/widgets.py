@@ -1,7 +1,8 @@
 """Live forms for JupyterLab. Each calls a plain function of the library and shows what it gives.
 
 A saved notebook or a shared page keeps no widget, so every form has a static twin: the same function, called
-once beside it.
+once beside it. What a form shows is an HTML widget, never an output one: nbclient answers those on the channel that
+it reads the kernel's replies from, loses one now and then, and a headless run hangs (jupyter/nbclient issue 312).
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import json
 from typing import TYPE_CHECKING
 
 import ipywidgets
-from IPython.display import display
 
 from eagle3lib.errors import InputError
 from eagle3lib.telling import tables, views
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from IPython.display import HTML
 
     from eagle3lib.findings.rule import Inspection
     from eagle3lib.measuring.rates import Rate
@@ -34,13 +36,17 @@ def what_if(inspection: Inspection) -> ipywidgets.VBox:
         layout=WIDE, rows=4,
     )  # fmt: skip
 
-    def draw(ids: str, launch: str) -> None:
+    def shown() -> HTML:
         try:
-            display(views.effect(changed(inspection, json.loads(ids or "null"), launch)))
-        except (InputError, ValueError) as error:
-            display(tables.text(str(error)))
+            asked = json.loads(ids.value or "null")
+        except ValueError:
+            return tables.text(f"layer ids: {ids.value} is no list such as [2, 15, 27]")
+        try:
+            return views.effect(changed(inspection, asked, launch.value))
+        except InputError as error:
+            return tables.text(str(error))
 
-    return ipywidgets.VBox([ids, launch, ipywidgets.interactive_output(draw, {"ids": ids, "launch": launch})])
+    return _live(shown, ids, launch)
 
 
 def settings_form(settings: Mapping[tuple[int, int, int], Rate], in_force: tuple[int, int, int]) -> ipywidgets.VBox:
@@ -57,10 +63,23 @@ def settings_form(settings: Mapping[tuple[int, int, int], Rate], in_force: tuple
         for name, options, value in zip(names, choices, in_force, strict=True)
     }
 
-    def draw(num_steps: int, topk: int, num_draft_tokens: int) -> None:
-        display(tables.text(predicted(settings, (num_steps, topk, num_draft_tokens), in_force)))
+    def shown() -> HTML:
+        num_steps, topk, tokens = (slider.value for slider in sliders.values())
+        return tables.text(predicted(settings, (num_steps, topk, tokens), in_force))
 
-    return ipywidgets.VBox([*sliders.values(), ipywidgets.interactive_output(draw, sliders)])
+    return _live(shown, *sliders.values())
+
+
+def _live(shown: Callable[[], HTML], *controls: ipywidgets.ValueWidget) -> ipywidgets.VBox:
+    """The controls, and below them what ``shown`` gives, drawn anew when one of them changes."""
+    below = ipywidgets.HTML(shown().data)
+
+    def draw(change: object) -> None:
+        below.value = shown().data
+
+    for control in controls:
+        control.observe(draw, "value")
+    return ipywidgets.VBox([*controls, below])
 
 
 def predicted(
