@@ -30,7 +30,13 @@ def main() -> int:
     # One thread a process: two runs at once have the two cores busy, and threads that wait for each other crawl.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     plan = [sys.executable, "-m", "eagle3lib", "run", str(HERE / "plan.yaml"), "--jobs", "2", *sys.argv[1:]]
-    code = subprocess.run(plan, check=False).returncode
+    batch = subprocess.Popen(plan)
+    while True:
+        try:
+            code = batch.wait()
+            break
+        except KeyboardInterrupt:  # the batch had it too, and stops what it started: let it
+            continue
     sys.stdout.write(f"\nThe investigations: {ROOT / 'papermill_runs' / 'demo' / 'index.html'}\n")
     return code
 
