@@ -1,4 +1,4 @@
-"""What notebook 03 predicts with: short replies, other heads, reports of several settings, requests that were aborted."""
+"""What notebook 03 predicts with: short replies, other heads, reports of several settings, aborted requests."""
 
 from __future__ import annotations
 
