@@ -6,8 +6,8 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -59,9 +59,6 @@ class Summary:
         if self.setting == OFF or self.speedup is None:
             return False
         return self.speedup_ci[1] < 1 if self.speedup_ci else self.speedup < 1 / UNREPEATED_MARGIN
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summarise(points: Sequence[Point]) -> list[Summary]:

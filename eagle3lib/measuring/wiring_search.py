@@ -56,9 +56,8 @@ class Candidate:
     def to_json(self) -> dict[str, object]:
         return {
             "change": self.change, "boundaries": list(self.wiring.boundaries),
-            "conditional_depth1": self.conditional_depth1.to_json(),
-            "accept_length": self.accept_length.to_json(), "gain": self.gain,
-            "gain_ci": None if self.gain_ci is None else list(self.gain_ci),
+            "conditional_depth1": self.conditional_depth1, "accept_length": self.accept_length,
+            "gain": self.gain, "gain_ci": self.gain_ci,
         }  # fmt: skip
 
 
