@@ -175,7 +175,7 @@ def rotary(draft: Draft, wiring: Wiring, positions: Tensor) -> tuple[Tensor, Ten
     """Cosines and sines ``[P, D]`` at these positions; ``D`` is how much of a head turns."""
     latent, width, scaling = draft.layers[0].latent, draft.head_dim, wiring.rope_scaling
     if latent is not None:
-        width, scaling = latent.rope, yarn(scaling)
+        width, scaling = latent.shape.rope, yarn(scaling)
     return rotary_tables(wiring.rope_theta, scaling, width, positions, draft.max_positions)
 
 

@@ -54,7 +54,7 @@ class Layer:
     @property
     def value_dim(self) -> int | None:
         """How much of a head's output the output projection reads; ``None``: all of it."""
-        return None if self.latent is None else self.latent.value
+        return None if self.latent is None else self.latent.shape.value
 
 
 @dataclass(frozen=True)
@@ -230,10 +230,7 @@ def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig, g: Laten
         kv_down=tensors.need(f"{at}kv_a_proj_with_mqa.weight", (kv_rows, wide)) if fused is None else fused[g.q_rank :],
         kv_norm=tensors.need(f"{at}kv_a_layernorm.weight", (g.kv_rank,)),
         kv_up=tensors.need(f"{at}kv_b_proj.weight", (heads * (g.nope + g.value), g.kv_rank)),
-        nope=g.nope,
-        rope=g.rope,
-        value=g.value,
-        interleaved=g.interleaved,
+        shape=g,
     )
     o = Linear(tensors.need(f"{at}o_proj.weight", (config.hidden_size, heads * g.value)))
     return {"q": None, "k": None, "v": None, "o": o, "latent": latent}
