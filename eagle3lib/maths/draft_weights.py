@@ -71,8 +71,6 @@ class Draft:
     target_embedding: Tensor | None  # [V_t, H_t]
     d2t: Tensor | None  # [V_d] int64
     slots: int
-    heads: int
-    kv_heads: int
     head_dim: int
     eps: float
     max_positions: int
@@ -137,8 +135,6 @@ class Draft:
             target_embedding=None if target_embedding is None else target_embedding.to(device, dtype),
             d2t=tensors.get("d2t", (None,)),
             slots=slots,
-            heads=config.heads,
-            kv_heads=config.kv_heads if latent is None else config.heads,
             head_dim=head_dim,
             eps=config.rms_norm_eps,
             max_positions=config.max_positions or 2048,
