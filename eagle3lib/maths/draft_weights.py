@@ -17,7 +17,7 @@ from eagle3lib.reading.latent import LatentShape
 
 #: Other names of the same tensors (SGLang ``LlamaForCausalLMEagle3.load_weights``, and SpecForge's exports).
 ALIASES = {
-    "midlayer.": "layers.0.",
+    "midlayer": "layers.0",
     "aux_norm_low": "fc_norm.0",
     "aux_norm_mid": "fc_norm.1",
     "aux_norm_high": "fc_norm.2",
