@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from eagle3lib.engine.client import Client, Response
 from eagle3lib.engine.hook import FACTORY
 from eagle3lib.errors import InputError
+from eagle3lib.measuring.materials import Progress
 from eagle3lib.reading.captures import Capture, write_capture
 from eagle3lib.reading.prompts import Prompt
 
@@ -24,7 +25,7 @@ def capture_requests(
     folder: str | Path,
     *,
     max_new_tokens: int = 32,
-    progress: Callable[[float, str], None] = lambda share, words: None,
+    progress: Progress = lambda share, words: None,
 ) -> list[Response]:
     """Send ``prompts`` one at a time and write what entered the draft for each to ``folder``.
 

@@ -16,11 +16,11 @@ from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.conclusive import LEVEL, conclusive
 from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
-from eagle3lib.measuring.materials import Material, spread
+from eagle3lib.measuring.materials import Material, Progress, spread
 from eagle3lib.measuring.prediction import accept_counts
 from eagle3lib.measuring.rates import Rate, gain
 from eagle3lib.measuring.wiring_candidates import boundary_families, describe, norms, switches
-from eagle3lib.measuring.wiring_screen import CONTEXT, PARTS, STARTS, Progress, Screen
+from eagle3lib.measuring.wiring_screen import CONTEXT, PARTS, STARTS, Screen
 
 Answer = Literal["sound", "wiring", "model", "both", "undecided"]
 
