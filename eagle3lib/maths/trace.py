@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.draft import Draft, combine, depth_states
-from eagle3lib.maths.kernels import rms_norm
+from eagle3lib.maths.draft import Draft, before_head, combine, depth_states
 from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
@@ -67,7 +66,7 @@ def trace(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, position
     hidden = combine(draft, wiring, states, note)
     weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
     for state in depth_states(draft, wiring, hidden, tokens, depths, position, note=note):
-        last = rms_norm(state[0], draft.norm, draft.eps) if wiring.norm_before_head else state[0]
+        last = before_head(draft, wiring, state[0])
         if wiring.norm_before_head:
             stages.append(_stage(depth, "norm", last))
         logits = F.linear(last, weight)

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from eagle3lib.reading.points import OFF, Point, Setting, Status
+from eagle3lib.reading.points import FIELDS, OFF, Point, Setting, Status
 
 #: With a single measurement each there is no interval: a speed-up must then exceed what runs differ by
 #: anyway.
@@ -79,8 +79,7 @@ def recommend(summaries: Sequence[Summary]) -> dict[str, dict[str, int] | Litera
         compared = [s for s in summaries if s.concurrency == concurrency and s.setting != OFF and s.speedup is not None]
         paying = [summary for summary in compared if summary.pays]
         best = max(paying, key=lambda summary: summary.tokens_per_second or 0.0, default=None)
-        names = ("num_steps", "topk", "num_draft_tokens")
-        said = None if best is None else dict(zip(names, best.setting, strict=True))
+        said = None if best is None else dict(zip(FIELDS, best.setting, strict=True))
         recommendation[str(concurrency)] = said or ("off" if compared else None)
     return recommendation
 

@@ -177,10 +177,8 @@ def throughput(points: Sequence[Any]) -> Figure:
     """05: tokens per second of every setting against concurrency."""
     figure, (axis,) = panels(6.2, 3.6)
     measured = [point for point in points if point.status == "ok"]
-    settings = sorted({(p.num_steps, p.topk, p.num_draft_tokens) for p in measured})
-    for setting in settings:
-        line = [p for p in measured if (p.num_steps, p.topk, p.num_draft_tokens) == setting]
-        line.sort(key=lambda p: p.concurrency)
+    for setting in sorted({p.setting for p in measured}):
+        line = sorted((p for p in measured if p.setting == setting), key=lambda p: p.concurrency)
         off = not any(setting)
         label = "no speculation" if off else "/".join(map(str, setting))
         xs, ys = [p.concurrency for p in line], [p.tokens_per_second for p in line]
