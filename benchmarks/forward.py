@@ -77,7 +77,7 @@ def random_draft(width: int, dtype: torch.dtype, device: str) -> Draft:
     return Draft(
         fc=Linear(normal(width, 3 * width)), input_norm=None, slot_norms=(), layers=(layer,), norm=norm,
         lm_head=normal(vocab, width), own_embedding=normal(2 * vocab, width), target_embedding=None,
-        d2t=torch.zeros(vocab, dtype=torch.int64, device=device), slots=3, heads=heads, kv_heads=kv_heads,
+        d2t=torch.zeros(vocab, dtype=torch.int64, device=device), slots=3,
         head_dim=head_dim, eps=1e-5, max_positions=4096,
     )  # fmt: skip
 
@@ -87,9 +87,10 @@ def products(draft: Draft, rows: int, depths: int) -> Run:
     (layer,) = draft.layers
     weights = [layer.q.weight, layer.k.weight, layer.v.weight, layer.o.weight, layer.gate, layer.up, layer.down]
     inputs = {w.shape[1]: torch.randn(rows, w.shape[1]).to(w) for w in (*weights, draft.fc.weight)}
-    group, dim = draft.heads // draft.kv_heads, draft.head_dim
-    q = torch.randn(draft.kv_heads, rows * group, dim).to(draft.norm)
-    k, v = (torch.randn(draft.kv_heads, rows, dim).to(draft.norm) for _ in range(2))
+    group, dim = len(layer.q.weight) // len(layer.k.weight), draft.head_dim
+    heads = len(layer.k.weight) // dim
+    q = torch.randn(heads, rows * group, dim).to(draft.norm)
+    k, v = (torch.randn(heads, rows, dim).to(draft.norm) for _ in range(2))
 
     def run() -> None:
         F.linear(inputs[draft.fc.weight.shape[1]], draft.fc.weight)

@@ -89,7 +89,7 @@ def work(samples: Path) -> None:
     draft = Draft(
         fc=Linear(random(WIDTH, SLOTS * WIDTH)), input_norm=None, slot_norms=(), layers=(layer,), norm=ones,
         lm_head=random(VOCAB, WIDTH), own_embedding=None, target_embedding=target.embedding, d2t=None, slots=SLOTS,
-        heads=8, kv_heads=8, head_dim=WIDTH // 8, eps=1e-6, max_positions=2048,
+        head_dim=WIDTH // 8, eps=1e-6, max_positions=2048,
     )  # fmt: skip
     wiring = Wiring(BOUNDARIES)
     materials = Materials(read_samples(samples, WIDTH, vocab=VOCAB), "", target, "")

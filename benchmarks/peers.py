@@ -75,10 +75,11 @@ def specforge(draft: Draft, wiring: Wiring, attention: str) -> Forward:
 def _config(draft: Draft, wiring: Wiring):  # noqa: ANN202
     from transformers import LlamaConfig
 
+    (layer,), dim = draft.layers, draft.head_dim
     return LlamaConfig(
-        vocab_size=draft.own_embedding.shape[0], hidden_size=draft.width,
-        intermediate_size=draft.layers[0].gate.shape[0], num_hidden_layers=1, num_attention_heads=draft.heads,
-        num_key_value_heads=draft.kv_heads, head_dim=draft.head_dim, rms_norm_eps=draft.eps,
+        vocab_size=draft.own_embedding.shape[0], hidden_size=draft.width, intermediate_size=len(layer.gate),
+        num_hidden_layers=1, num_attention_heads=len(layer.q.weight) // dim,
+        num_key_value_heads=len(layer.k.weight) // dim, head_dim=dim, rms_norm_eps=draft.eps,
         max_position_embeddings=draft.max_positions, draft_vocab_size=draft.draft_vocab, pad_token_id=0,
         rope_parameters={"rope_type": "default", "rope_theta": wiring.rope_theta},
     )  # fmt: skip

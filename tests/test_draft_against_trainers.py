@@ -55,7 +55,7 @@ def random_draft(layers: int = 1, slots: int = 3, biases: bool = False, seed: in
         own_embedding=normal(VOCAB, WIDTH, scale=1.0),
         target_embedding=normal(VOCAB, WIDTH, scale=1.0),
         d2t=torch.arange(DRAFT_VOCAB) // 2,
-        slots=slots, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, eps=EPS, max_positions=256,
+        slots=slots, head_dim=HEAD_DIM, eps=EPS, max_positions=256,
     )  # fmt: skip
 
 
@@ -105,8 +105,7 @@ def speculators_model(draft: Draft, wiring: Wiring):  # noqa: ANN201
     kind = Qwen3Config if qwen else LlamaConfig
     config = kind(
         vocab_size=VOCAB, hidden_size=draft.width, intermediate_size=draft.layers[0].gate.shape[0],
-        num_hidden_layers=len(draft.layers), num_attention_heads=draft.heads,
-        num_key_value_heads=draft.kv_heads,
+        num_hidden_layers=len(draft.layers), num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
         head_dim=draft.head_dim, rms_norm_eps=draft.eps, max_position_embeddings=draft.max_positions,
         attention_bias=wiring.attention_bias,
         rope_parameters=rope_parameters(wiring),

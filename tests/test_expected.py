@@ -73,7 +73,7 @@ def test_over_sampled_conversations_it_is_what_their_walks_accept(
     """The target-only rule: once the tokens are drawn the steps are given, so many conversations give the truth."""
     target, _, tokens = pair
     torch.manual_seed(0)
-    drawn = model(str(target), torch.float32).generate(
+    drawn = model(str(target)).generate(
         tokens[None, :10].repeat(60, 1), do_sample=True, temperature=0.9, top_k=0, min_new_tokens=40,
         max_new_tokens=40, pad_token_id=0,
     )  # fmt: skip

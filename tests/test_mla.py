@@ -28,8 +28,9 @@ from eagle3lib.maths.kernels import chain_attention, plain_chain_attention, rms_
 from eagle3lib.maths.trace import trace
 from eagle3lib.maths.vocabulary import head_weight
 from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.replay import STAGES, replay
-from eagle3lib.measuring.wiring_search import Material, search_wiring
+from eagle3lib.measuring.wiring_search import search_wiring
 from eagle3lib.reading.captures import Capture
 from eagle3lib.reading.samples import read_samples, write_sample
 from tests import test_wiring_search

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def test_pooled_whatever_the_order(counts: list[list[int]], order) -> None:  # n
     if found.ci is not None:
         assert 0 <= found.ci[0] <= found.value <= found.ci[1] <= 1
     assert (found.ci is None) == (len(counts) == 1 or not sum(bottom))
-    json.dumps(found.to_json(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
 
 
 @pytest.mark.parametrize("requests, level", [(12, 0.7), (40, 0.85)])
@@ -57,7 +58,7 @@ def test_paired_gain_is_sharper_than_two_intervals() -> None:
 
 
 def test_nothing_counted_is_not_zero() -> None:
-    assert rate([0], [0]).to_json() == {"value": None, "numerator": 0, "denominator": 0, "ci": None}
+    assert asdict(rate([0], [0])) == {"value": None, "numerator": 0, "denominator": 0, "ci": None}
     assert gain([0, 0], [0, 0], [1, 1], [2, 2]).value is None
 
 

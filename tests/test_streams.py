@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from eagle3lib.errors import InputError
 from eagle3lib.findings.capture_rules import capture_findings, stream_findings
 from eagle3lib.measuring import references
-from eagle3lib.measuring.stages import compare_stages, first_divergence
+from eagle3lib.measuring.replay import compare, first_divergence
 from eagle3lib.measuring.streams import match_streams
 from eagle3lib.reading.captures import Capture, read_capture, write_capture
 from eagle3lib.reading.samples import Sample
@@ -215,11 +215,11 @@ def test_captures_that_do_not_open_are_one_clear_error(states, tmp_path):
 
 
 def test_the_first_stage_that_differs_is_named():
-    reference = {"fc": torch.ones(2, 3), "norm": torch.ones(2, 3)}
-    diffs = compare_stages({"norm": torch.ones(2, 3) + 1e-6, "fc": torch.ones(2, 3) * 1.1}, reference)
+    ones = torch.ones(2, 3)
+    diffs = [compare("fc", ones * 1.1, ones), compare("norm", ones + 1e-6, ones)]
     assert [(diff.stage, diff.ok) for diff in diffs] == [("fc", False), ("norm", True)]
     assert first_divergence(diffs) == "fc" and first_divergence(diffs[1:]) is None
-    with pytest.raises(InputError, match="at least one"):
-        compare_stages({}, {})
     with pytest.raises(InputError, match="norm"):
-        compare_stages({"fc": torch.ones(2, 3)}, reference)
+        compare("norm", ones[:1], ones)
+    with pytest.raises(InputError, match="not empty"):
+        compare("norm", ones[:0], ones[:0])

@@ -65,7 +65,7 @@ def planted(wiring: Wiring, noise: float = 0.5, seed: int = 0, count: int = 6) -
         norm=torch.ones(WIDTH) if wiring.norm_before_head else last,
         lm_head=codes * signs if wiring.norm_before_residual else codes,
         own_embedding=None, target_embedding=normal(VOCAB, WIDTH), d2t=torch.zeros(VOCAB, dtype=torch.long),
-        slots=3, heads=4, kv_heads=4, head_dim=12, eps=1e-6, max_positions=512,
+        slots=3, head_dim=12, eps=1e-6, max_positions=512,
     )  # fmt: skip
     materials = []
     for i in range(count):

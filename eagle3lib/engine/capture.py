@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from eagle3lib.engine.client import Client, Response
 from eagle3lib.engine.hook import FACTORY
 from eagle3lib.errors import InputError
+from eagle3lib.measuring.materials import Progress
 from eagle3lib.reading.captures import Capture, write_capture
 from eagle3lib.reading.prompts import Prompt
+from eagle3lib.reading.tensor_files import read_tensors
 
 
 def capture_requests(
@@ -24,7 +25,7 @@ def capture_requests(
     folder: str | Path,
     *,
     max_new_tokens: int = 32,
-    progress: Callable[[float, str], None] = lambda share, words: None,
+    progress: Progress = lambda share, words: None,
 ) -> list[Response]:
     """Send ``prompts`` one at a time and write what entered the draft for each to ``folder``.
 
@@ -90,10 +91,10 @@ def assemble(passes: Path, request: str, response: Response) -> list[Capture]:
 
 
 def _read_pass(path: Path) -> dict[str, Tensor]:
-    with safe_open(path, "pt") as file:
-        if file.metadata()["requests"] != "1":
-            raise InputError("capture", "a pass over several requests", "one request at a time", "let nobody else ask.")
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors, metadata = read_tensors(path)
+    if metadata["requests"] != "1":
+        raise InputError("capture", "a pass over several requests", "one request at a time", "let nobody else ask.")
+    return tensors
 
 
 def _join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -74,12 +74,10 @@ class Client:
         *,
         concurrency: int = 1,
         max_new_tokens: int = MAX_NEW_TOKENS,
-        temperature: float = 0.0,
-        ignore_eos: bool = False,
         flush: bool = True,
         stream: bool = True,
     ) -> list[Response]:
-        """Send every prompt, at most ``concurrency`` at a time; the responses in the order of the prompts.
+        """Ask greedily, at most ``concurrency`` prompts at a time; the responses in the order of the prompts.
 
         Args:
             max_new_tokens: where a prompt does not say its own.
@@ -93,11 +91,10 @@ class Client:
             raise InputError("prompts", "none", "at least one request")
         if flush:
             self.flush()
-        sampling = {"temperature": temperature, "ignore_eos": ignore_eos}
 
         def one(index: int, prompt: Prompt) -> Response:
             limit = prompt.max_new_tokens or max_new_tokens
-            return self._ask_one(index, prompt, sampling | {"max_new_tokens": limit}, stream)
+            return self._ask_one(index, prompt, {"temperature": 0.0, "max_new_tokens": limit}, stream)
 
         pool = ThreadPoolExecutor(concurrency)
         try:
@@ -115,7 +112,7 @@ class Client:
         return info
 
     def _ask_one(self, index: int, prompt: Prompt, sampling: Mapping[str, Any], stream: bool) -> Response:
-        body = {"input_ids": list(prompt.input_ids), "sampling_params": dict(sampling), "stream": stream}
+        body = {"input_ids": list(prompt.input_ids), "sampling_params": sampling, "stream": stream}
         started, counts, last = time.perf_counter(), [], None
         for last in self._stream("/generate", body):
             counts.append(int(last["meta_info"]["completion_tokens"]))

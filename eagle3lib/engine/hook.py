@@ -49,21 +49,15 @@ STAGES: Mapping[str, tuple[tuple[str, ...], str, int]] = {
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
-def specifications(folder: str | Path, *, stages: tuple[str, ...] = tuple(STAGES), max_rows: int = MAX_ROWS) -> str:
-    """The JSON for ``--forward-hooks``: write ``stages`` of at most ``max_rows`` rows to ``folder``.
+def specifications(folder: str | Path, max_rows: int = MAX_ROWS) -> str:
+    """The JSON for ``--forward-hooks``: write every stage of at most ``max_rows`` rows to ``folder``.
 
-    ``aux_hidden_states`` is always among them and comes first: hooks on one module run in this order.
+    ``aux_hidden_states`` comes first: hooks on one module run in this order.
     """
-    wanted = [name for name in STAGES if name in stages or name == AUX]
     config = {"folder": str(Path(folder).resolve()), "max_rows": max_rows}
     hooks = [
-        {
-            "name": name,
-            "target_modules": list(STAGES[name][0]),
-            "hook_factory": FACTORY,
-            "config": config | {"stage": name},
-        }
-        for name in wanted
+        {"name": name, "target_modules": list(modules), "hook_factory": FACTORY, "config": config | {"stage": name}}
+        for name, (modules, _, _) in STAGES.items()
     ]
     close = {"name": "pass", "target_modules": ["model"], "hook_factory": FACTORY, "config": config | {"stage": ""}}
     return json.dumps([*hooks, close])

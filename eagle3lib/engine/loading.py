@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from eagle3lib.maths.draft_weights import ALIASES
 from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
 from eagle3lib.reading.latent import LatentShape
@@ -21,12 +22,6 @@ NORM_PLACES = {
     "norm_before_fc": ("eagle_config.norm_before_fc", "norm_before_fc"),
     "fc_norm": ("fc_norm", "use_aux_norm"),
     "norm_output": ("norm_output",),
-}
-_LEGACY = {
-    "midlayer": "layers.0",
-    "aux_norm_low": "fc_norm.0",
-    "aux_norm_mid": "fc_norm.1",
-    "aux_norm_high": "fc_norm.2",
 }
 _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -143,7 +138,7 @@ def engine_name(name: str, known: Mapping[str, Shape], draft: DraftConfig, versi
         name = re.sub(r"^layers\.0\.", "midlayer.", name)
         tries = [name if name.startswith("lm_head.") else f"model.{name}"]
     else:
-        for old, new in _LEGACY.items() if version != "0.5.9" else ():
+        for old, new in ALIASES.items() if version != "0.5.9" else ():
             name = name.replace(old, new)
         if "d2t" in name or "t2d" in name:
             return "d2t" if "d2t" in name else "t2d"

@@ -10,7 +10,6 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3lib.engine import hook
@@ -26,12 +25,8 @@ POLL_SECONDS = 0.25
 STOP_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
 class Server(Client):
-    """A server that this process started: a ``Client`` with a log and, if asked for, a capture folder."""
-
-    log_path: Path
-    capture_folder: Path | None = None
+    """A server that this process started."""
 
     @classmethod
     @contextmanager
@@ -43,7 +38,6 @@ class Server(Client):
         *,
         log_path: str | Path,
         capture_folder: str | Path | None = None,
-        stages: tuple[str, ...] = tuple(hook.STAGES),
         timeout: float = 600.0,
     ) -> Iterator[Server]:
         """Serve ``model_path`` ("": the flags name it) with ``launch``'s flags and environment until the block is left.
@@ -62,7 +56,7 @@ class Server(Client):
         log_path.parent.mkdir(parents=True, exist_ok=True)
         command = _command(launch, model_path, draft_path, host, port)
         if capture_folder is not None:
-            command += ["--disable-cuda-graph", "--forward-hooks", hook.specifications(capture_folder, stages=stages)]
+            command += ["--disable-cuda-graph", "--forward-hooks", hook.specifications(capture_folder)]
         with log_path.open("wb") as log:
             supervisor = subprocess.Popen(
                 [sys.executable, "-m", SUPERVISOR, *command],
@@ -75,7 +69,7 @@ class Server(Client):
         try:
             url = f"http://{host}:{port}"
             _wait_until_ready(supervisor, url, log_path, timeout)
-            yield cls(url, log_path, None if capture_folder is None else Path(capture_folder))
+            yield cls(url)
         finally:
             _stop(supervisor)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,10 +10,9 @@ from eagle3lib.engine.capture import capture_requests, passes_folder
 from eagle3lib.engine.client import Client, Response, save_responses
 from eagle3lib.engine.server import Server
 from eagle3lib.errors import InputError
+from eagle3lib.measuring.materials import Progress
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.prompts import Prompt
-
-Progress = Callable[[float, str], None]
 
 
 def capture_served(

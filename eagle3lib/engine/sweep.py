@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from eagle3lib.engine.client import Client
@@ -116,7 +117,7 @@ def _served_otherwise(client: Client, setting: Setting) -> str:
 def _append(point: Point, path: Path, watch: Callable[[Point], None]) -> Point:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        file.write(json.dumps(point.to_json()) + "\n")
+        file.write(json.dumps(asdict(point)) + "\n")
         file.flush()
         os.fsync(file.fileno())
     watch(point)

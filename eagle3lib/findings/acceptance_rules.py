@@ -173,9 +173,7 @@ def floor_findings(served: Acceptance, num_steps: int | None = None) -> list[Fin
     return [_finding("floor", served.source, f"accept length {length.value:.3f} {counted}, bonus token included")]
 
 
-def prediction_findings(
-    source: str, predicted: Sequence[Histogram], served: Sequence[Histogram], what: str = "the offline prediction"
-) -> list[Finding]:
+def prediction_findings(source: str, predicted: Sequence[Histogram], served: Sequence[Histogram]) -> list[Finding]:
     """Served against predicted accept length on the same requests, in the same order.
 
     Below: ``acceptance.below_prediction``. Above: ``flags.lossy``, for greedy serving accepts no more than
@@ -186,8 +184,8 @@ def prediction_findings(
         return []
     low, high = found.difference.ci or (0.0, 0.0)
     evidence = (
-        f"served accept length {found.served:.3f}, {what} {found.predicted:.3f}: {found.share:+.0%}, a difference "
-        f"of {found.difference.value:+.3f} ({low:+.3f} to {high:+.3f}) over {found.requests} requests"
+        f"served accept length {found.served:.3f}, the offline prediction {found.predicted:.3f}: {found.share:+.0%}, "
+        f"a difference of {found.difference.value:+.3f} ({low:+.3f} to {high:+.3f}) over {found.requests} requests"
     )
     if found.share < 0:
         evidence += f". {SHAPES[found.shape][0].upper()}{SHAPES[found.shape][1:]}"

@@ -13,8 +13,7 @@ from eagle3lib.findings.finding import Edit, Finding
 from eagle3lib.findings.rule import Inspection
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
-from eagle3lib.measuring.replay import replay
-from eagle3lib.measuring.stages import StageDiff
+from eagle3lib.measuring.replay import StageDiff, replay
 from eagle3lib.measuring.streams import SHIFTS, Boundary, StreamMatch, rank_disagreement
 from eagle3lib.reading.captures import AUX, Capture
 from eagle3lib.reading.target_config import TargetConfig

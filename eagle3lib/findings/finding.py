@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
@@ -36,9 +36,6 @@ class Finding:
     consequence: str
     remedy: str
     edits: tuple[Edit, ...] = field(default=())
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def by_severity(findings: list[Finding]) -> list[Finding]:

@@ -16,9 +16,9 @@ from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.expected import Rule
-from eagle3lib.measuring.materials import Materials
+from eagle3lib.measuring.materials import Materials, Progress
 from eagle3lib.measuring.served import ServedForecast, forecast_served
-from eagle3lib.measuring.served_wiring import Progress, ServedWiring, served_wiring
+from eagle3lib.measuring.served_wiring import ServedWiring, served_wiring
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.samples import read_samples

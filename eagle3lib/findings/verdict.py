@@ -135,28 +135,29 @@ def conclusive(stem: str, record: Mapping[str, Any]) -> bool:
 
     What an engine accepted shows it only beside what these weights do: no number is good in itself.
     """
+    results = _results(record)
     match stem[:2]:
         case "02":
-            return _results(record).get("answer") == "sound"
+            return results.get("answer") == "sound"
         case "03":
-            kinds = [source.get("kind") for source in _rows(record, "sources")]
-            return "engine" in kinds and ("offline" in kinds or bool(_results(record).get("agreement")))
+            kinds = [source.get("kind") for source in entries(results, "sources")]
+            return "engine" in kinds and ("offline" in kinds or bool(results.get("agreement")))
         case "04":
-            pairs = [(s.get("boundary"), s.get("expected_boundary")) for s in _rows(record, "streams")]
+            pairs = [(s.get("boundary"), s.get("expected_boundary")) for s in entries(results, "streams")]
             return bool(pairs) and all(found is not None and found == wanted for found, wanted in pairs)
     return False
 
 
 def _doubts(records: _Records) -> list[str]:
     """What no finding says and a healthy draft would not show."""
-    offline, served = records.get(BEHAVIOUR[0], {}), records.get(BEHAVIOUR[1], {})
+    offline, served = (_results(records.get(stem, {})) for stem in BEHAVIOUR[:2])
     doubts = []
-    if (answer := _results(offline).get("answer")) in ("wiring", "model", "both"):
+    if (answer := offline.get("answer")) in ("wiring", "model", "both"):
         doubts.append(f"02 answers {answer!r}: the draft does not predict well even offline")
-    lengths = [(source.get("kind"), _value(source.get("accept_length"))) for source in _rows(served, "sources")]
+    lengths = [(source.get("kind"), number(source.get("accept_length"))) for source in entries(served, "sources")]
     predicted = [length for kind, length in lengths if kind == "offline" and length]
-    by_steps = _results(offline).get("predicted_accept_length")
-    if isinstance(by_steps, Mapping) and (length := _value(by_steps.get(str(_results(served).get("num_steps"))))):
+    by_steps = offline.get("predicted_accept_length")
+    if isinstance(by_steps, Mapping) and (length := number(by_steps.get(str(served.get("num_steps"))))):
         predicted.append(length)
     for kind, length in lengths:
         if kind == "engine" and length and predicted and length < (1 - OTHER_TEXT) * min(predicted):
@@ -169,16 +170,16 @@ def _results(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return results if isinstance(results, Mapping) else {}
 
 
-def _rows(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def entries(results: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """The objects of a list in the results, none where a record of another making has no such list."""
-    rows = _results(record).get(name)
-    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    found = results.get(name)
+    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
-def _value(found: object) -> float | None:
-    """Of a rate."""
-    value = found.get("value") if isinstance(found, Mapping) else None
-    return value if isinstance(value, (int, float)) else None
+def number(value: Any) -> float | None:
+    """A rate's value, or a bare number."""
+    value = value.get("value") if isinstance(value, Mapping) else value
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _next_step(
@@ -202,6 +203,7 @@ def _next_step(
     run = f" Run {', '.join(unseen)} with the same run_dir." if unseen else ""
     doubts = "".join(f" {doubt}." for doubt in _doubts(records))
     served = records.get(BEHAVIOUR[1], {})
-    if any(source.get("kind") == "engine" for source in _rows(served, "sources")) and not conclusive("03", served):
+    kinds = [source.get("kind") for source in entries(_results(served), "sources")]
+    if "engine" in kinds and not conclusive("03", served):
         doubts += " What the engine accepted has no prediction beside it: give 03 samples, draft and target."
     return f"Too little was looked at to say.{doubts}{tried}{run}"

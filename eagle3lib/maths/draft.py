@@ -67,15 +67,7 @@ class Chains:
 
 
 @torch.inference_mode()
-def forward(
-    draft: Draft,
-    wiring: Wiring,
-    states: Tensor,
-    tokens: Tensor,
-    depths: int,
-    first: int = 0,
-    attention: Callable[..., Tensor] = chain_attention,
-) -> Chains:
+def forward(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths: int, first: int = 0) -> Chains:
     """Draft ``depths`` tokens from every start of one sample.
 
     Args:
@@ -89,7 +81,7 @@ def forward(
     weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
     hidden = combine(draft, wiring, states)
     proposed, margins = [], []
-    for state in depth_states(draft, wiring, hidden, tokens, depths, first, attention):
+    for state in depth_states(draft, wiring, hidden, tokens, depths, first):
         best, margin = head(before_head(draft, wiring, state), weight)
         proposed.append(best if ids is None else ids[best])
         margins.append(margin)
@@ -183,7 +175,7 @@ def rotary(draft: Draft, wiring: Wiring, positions: Tensor) -> tuple[Tensor, Ten
     """Cosines and sines ``[P, D]`` at these positions; ``D`` is how much of a head turns."""
     latent, width, scaling = draft.layers[0].latent, draft.head_dim, wiring.rope_scaling
     if latent is not None:
-        width, scaling = latent.rope, yarn(scaling)
+        width, scaling = latent.shape.rope, yarn(scaling)
     return rotary_tables(wiring.rope_theta, scaling, width, positions, draft.max_positions)
 
 

@@ -17,7 +17,7 @@ from eagle3lib.reading.latent import LatentShape
 
 #: Other names of the same tensors (SGLang ``LlamaForCausalLMEagle3.load_weights``, and SpecForge's exports).
 ALIASES = {
-    "midlayer.": "layers.0.",
+    "midlayer": "layers.0",
     "aux_norm_low": "fc_norm.0",
     "aux_norm_mid": "fc_norm.1",
     "aux_norm_high": "fc_norm.2",
@@ -54,7 +54,7 @@ class Layer:
     @property
     def value_dim(self) -> int | None:
         """How much of a head's output the output projection reads; ``None``: all of it."""
-        return None if self.latent is None else self.latent.value
+        return None if self.latent is None else self.latent.shape.value
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,6 @@ class Draft:
     target_embedding: Tensor | None  # [V_t, H_t]
     d2t: Tensor | None  # [V_d] int64
     slots: int
-    heads: int
-    kv_heads: int
     head_dim: int
     eps: float
     max_positions: int
@@ -137,8 +135,6 @@ class Draft:
             target_embedding=None if target_embedding is None else target_embedding.to(device, dtype),
             d2t=tensors.get("d2t", (None,)),
             slots=slots,
-            heads=config.heads,
-            kv_heads=config.kv_heads if latent is None else config.heads,
             head_dim=head_dim,
             eps=config.rms_norm_eps,
             max_positions=config.max_positions or 2048,
@@ -230,10 +226,7 @@ def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig, g: Laten
         kv_down=tensors.need(f"{at}kv_a_proj_with_mqa.weight", (kv_rows, wide)) if fused is None else fused[g.q_rank :],
         kv_norm=tensors.need(f"{at}kv_a_layernorm.weight", (g.kv_rank,)),
         kv_up=tensors.need(f"{at}kv_b_proj.weight", (heads * (g.nope + g.value), g.kv_rank)),
-        nope=g.nope,
-        rope=g.rope,
-        value=g.value,
-        interleaved=g.interleaved,
+        shape=g,
     )
     o = Linear(tensors.need(f"{at}o_proj.weight", (config.hidden_size, heads * g.value)))
     return {"q": None, "k": None, "v": None, "o": o, "latent": latent}

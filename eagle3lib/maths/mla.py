@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.maths.kernels import rms_norm, rotate
+from eagle3lib.reading.latent import LatentShape
 
 
 @dataclass(frozen=True)
 class Latent:
-    """The projections of one layer; ``nope`` values of a head's key do not turn, ``rope`` values do.
+    """The projections of one layer; ``shape.nope`` values of a head's key do not turn, ``shape.rope`` values do.
 
     Without ``q_down`` (``q_lora_rank`` null) ``q_up`` reads the layer's input itself.
     """
@@ -32,10 +33,7 @@ class Latent:
     kv_down: Tensor  # [kv_rank + rope, in]
     kv_norm: Tensor  # [kv_rank]
     kv_up: Tensor  # [heads * (nope + value), kv_rank]
-    nope: int
-    rope: int
-    value: int
-    interleaved: bool = True  # rotary pairs side by side
+    shape: LatentShape
 
     def qkv(
         self, x: Tensor, skip: int, turn: tuple[Tensor, Tensor], eps: float, scaling: Mapping[str, Any] | None
@@ -45,21 +43,22 @@ class Latent:
         All three are ``[rows, heads, max(nope + rope, value)]``, padded with zeros: attention then takes them as
         it takes any heads, and since it scales by that width, the queries carry what makes the scale DeepSeek's.
         """
-        wide = max(self.nope + self.rope, self.value)
+        g = self.shape
+        wide = max(g.nope + g.rope, g.value)
         low = x[skip:] if self.q_down is None else rms_norm(F.linear(x[skip:], self.q_down), self.q_norm, eps)
-        q = F.linear(low, self.q_up).unflatten(-1, (-1, self.nope + self.rope))  # [S, heads, nope + rope]
-        latent, shared = F.linear(x, self.kv_down).split([len(self.kv_norm), self.rope], dim=-1)
-        up = F.linear(rms_norm(latent, self.kv_norm, eps), self.kv_up).unflatten(-1, (-1, self.nope + self.value))
-        k, v = up.split([self.nope, self.value], dim=-1)  # [R, heads, nope], [R, heads, value]
+        q = F.linear(low, self.q_up).unflatten(-1, (-1, g.nope + g.rope))  # [S, heads, nope + rope]
+        latent, shared = F.linear(x, self.kv_down).split([g.kv_rank, g.rope], dim=-1)
+        up = F.linear(rms_norm(latent, self.kv_norm, eps), self.kv_up).unflatten(-1, (-1, g.nope + g.value))
+        k, v = up.split([g.nope, g.value], dim=-1)  # [R, heads, nope], [R, heads, value]
         cos, sin = turn
-        turned_q = self._rotate(q[..., self.nope :], cos[skip:], sin[skip:])
+        turned_q = self._rotate(q[..., g.nope :], cos[skip:], sin[skip:])
         turned_k = self._rotate(shared[:, None], cos, sin).expand(-1, k.shape[1], -1)
-        q = torch.cat([q[..., : self.nope], turned_q], -1) * (sharpness(scaling) * math.sqrt(wide / q.shape[-1]))
+        q = torch.cat([q[..., : g.nope], turned_q], -1) * (sharpness(scaling) * math.sqrt(wide / q.shape[-1]))
         return _widen(q, wide), _widen(torch.cat([k, turned_k], -1), wide), _widen(v, wide)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Pairs side by side become halves first, in q and k alike, so that their products stay the same."""
-        return rotate(torch.cat([x[..., ::2], x[..., 1::2]], -1) if self.interleaved else x, cos, sin)
+        return rotate(torch.cat([x[..., ::2], x[..., 1::2]], -1) if self.shape.interleaved else x, cos, sin)
 
 
 def _widen(x: Tensor, width: int) -> Tensor:

@@ -26,6 +26,9 @@ from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.files import replacing
 from eagle3lib.reading.target_config import TargetConfig
 
+#: Precision in which the whole target runs; prompts that are continued side by side.
+DTYPE, BATCH = torch.float32, 8
+
 
 @dataclass(frozen=True)
 class TargetTensors:
@@ -53,9 +56,9 @@ class TargetTensors:
         head = embedding if config.tied else read("lm_head.weight")
         return cls(embedding, head, read("model.norm.weight", "norm.weight"), config.rms_norm_eps)
 
-    def logits(self, last: Tensor, rows: Tensor | None = None) -> Tensor:
-        """``[T, V]`` from the last block's output ``[T, H_t]``, before the final norm; of some rows only."""
-        return rms_norm(last, self.norm, self.eps) @ (self.head if rows is None else self.head[rows]).T
+    def logits(self, last: Tensor) -> Tensor:
+        """``[T, V]`` from the last block's output ``[T, H_t]``, before the final norm."""
+        return rms_norm(last, self.norm, self.eps) @ self.head.T
 
 
 def target_states(
@@ -63,7 +66,6 @@ def target_states(
     input_ids: Sequence[int] | Tensor,
     boundaries: Sequence[int] | None = None,
     cache_dir: str | Path | None = None,
-    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The target's residual stream ``[T, K, H_t]`` at ``boundaries``, or at all ``0 .. n`` of them.
 
@@ -82,11 +84,11 @@ def target_states(
         found = f"ids from {int(ids.min())} to {int(ids.max())}" if len(ids) else "no ids"
         raise InputError("input_ids", found, f"ids of the target's vocabulary, 0 to {config.vocab_size - 1}")
     if cache_dir is None:
-        states = _run(model(str(folder), dtype), ids)
+        states = _run(model(str(folder)), ids)
         return torch.stack([states[k] for k in wanted], dim=1)
-    path = Path(cache_dir) / f"{_key(Path(folder), ids, dtype)}.safetensors"
+    path = Path(cache_dir) / f"{_key(Path(folder), ids)}.safetensors"
     if not path.is_file():
-        states = _run(model(str(folder), dtype), ids)
+        states = _run(model(str(folder)), ids)
         with replacing(path) as partial:
             save_file({str(k): state for k, state in enumerate(states)}, partial)
     with safe_open(path, framework="pt") as file:
@@ -95,25 +97,20 @@ def target_states(
 
 @torch.inference_mode()
 def greedy(
-    folder: str | Path,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    stop: bool = True,
-    dtype: torch.dtype = torch.float32,
-    batch: int = 8,
+    folder: str | Path, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop: bool = True
 ) -> list[list[int]]:
     """Greedy continuations of token ids, without the prompts.
 
     With ``stop`` each ends with the first end-of-sequence token, if it says one; without, all run to
     ``max_new_tokens``, as requests with ``ignore_eos`` do.
     """
-    target = model(str(folder), dtype)
+    target = model(str(folder))
     ends = target.generation_config.eos_token_id
     ends = set() if ends is None or not stop else {ends} if isinstance(ends, int) else set(ends)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # alike lengths share a batch
     said: list[list[int]] = [[] for _ in prompts]
-    for start in range(0, len(order), batch):
-        group = order[start : start + batch]
+    for start in range(0, len(order), BATCH):
+        group = order[start : start + BATCH]
         width = max(len(prompts[i]) for i in group)
         ids = torch.tensor([[0] * (width - len(prompts[i])) + list(prompts[i]) for i in group])
         mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in group])
@@ -128,14 +125,14 @@ def greedy(
 
 
 @lru_cache(maxsize=1)
-def model(folder: str, dtype: torch.dtype) -> Any:
+def model(folder: str) -> Any:
     """The whole target in transformers; the last one is kept."""
     from transformers import AutoModelForCausalLM
 
-    _check_fits(Path(folder), dtype)
+    _check_fits(Path(folder))
     try:
         loaded, loading = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            folder, dtype=DTYPE, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -147,13 +144,13 @@ def model(folder: str, dtype: torch.dtype) -> Any:
     return loaded.eval()
 
 
-def _check_fits(folder: Path, dtype: torch.dtype) -> None:
+def _check_fits(folder: Path) -> None:
     """Running out of memory kills the process and cannot be caught, so it is told before."""
     values = sum(math.prod(info.shape) for info in Checkpoint.open(folder).tensors.values())
-    needed, free = values * dtype.itemsize, psutil.virtual_memory().available
+    needed, free = values * DTYPE.itemsize, psutil.virtual_memory().available
     if needed > free:
         raise InputError(
-            folder.name, f"{needed / 1e9:.0f} GB of weights in {dtype}", f"less than the free {free / 1e9:.0f} GB",
+            folder.name, f"{needed / 1e9:.0f} GB of weights in {DTYPE}", f"less than the free {free / 1e9:.0f} GB",
             "give samples that hold the target's states: then only its embedding and head are read",
         )  # fmt: skip
 
@@ -180,7 +177,7 @@ def _run(target: Any, ids: Tensor) -> list[Tensor]:
     return seen
 
 
-def _key(folder: Path, ids: Tensor, dtype: torch.dtype) -> str:
+def _key(folder: Path, ids: Tensor) -> str:
     """What the states depend on: config, weights (by headers, sizes and times), tokens and precision."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     checkpoint = Checkpoint.open(folder)
@@ -188,5 +185,5 @@ def _key(folder: Path, ids: Tensor, dtype: torch.dtype) -> str:
         digest.update(f"{info.name} {info.shape} {info.dtype}".encode())
     for file in sorted({info.file for info in checkpoint.tensors.values()}):
         digest.update(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
-    digest.update(f"{dtype} {ids.tolist()}".encode())
+    digest.update(f"{DTYPE} {ids.tolist()}".encode())
     return digest.hexdigest()[:32]

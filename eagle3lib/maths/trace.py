@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.draft import Draft, combine, depth_states
-from eagle3lib.maths.kernels import rms_norm
+from eagle3lib.maths.draft import Draft, before_head, combine, depth_states
 from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
@@ -48,9 +47,7 @@ class Stage:
     words: str
 
 
-def trace(
-    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, position: int, depths: int = 2, values: int = 4
-) -> list[Stage]:
+def trace(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, position: int, depths: int = 2) -> list[Stage]:
     """Every stage of the chain that starts at row ``position``, in the order of execution.
 
     The last stage of each depth is ``proposed``: its first value is the target id.
@@ -65,16 +62,16 @@ def trace(
 
     def note(name: str, value: Tensor) -> None:
         row = value[position] if len(value) > position else value[0]  # all rows, or those from ``position`` on
-        stages.append(_stage(depth, name, row, values))
+        stages.append(_stage(depth, name, row))
 
     hidden = combine(draft, wiring, states, note)
     weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
     for state in depth_states(draft, wiring, hidden, tokens, depths, position, note=note):
-        last = rms_norm(state[0], draft.norm, draft.eps) if wiring.norm_before_head else state[0]
+        last = before_head(draft, wiring, state[0])
         if wiring.norm_before_head:
-            stages.append(_stage(depth, "norm", last, values))
+            stages.append(_stage(depth, "norm", last))
         logits = F.linear(last, weight)
-        stages.append(_stage(depth, "logits", logits, values))
+        stages.append(_stage(depth, "logits", logits))
         best = int(logits.argmax())
         token = best if ids is None else int(ids[best])
         words = f"The best word, draft id {best}, is the target's {token}."
@@ -86,7 +83,7 @@ def trace(
     return stages
 
 
-def _stage(depth: int, name: str, row: Tensor, values: int) -> Stage:
+def _stage(depth: int, name: str, row: Tensor) -> Stage:
     row = row.flatten().float()
-    first = tuple(round(value, 4) for value in row[:values].tolist())
+    first = tuple(round(value, 4) for value in row[:4].tolist())
     return Stage(depth, name, (len(row),), float(row.pow(2).mean().sqrt()), first, WORDS[name])

@@ -16,9 +16,7 @@ ROWS = 512
 
 
 @torch.inference_mode()
-def node_chances(
-    folder: str | Path, tokens: Tensor, trees: Trees, temperature: float, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def node_chances(folder: str | Path, tokens: Tensor, trees: Trees, temperature: float) -> Tensor:
     """``[S, N]``: the chance that the target, sampling at ``temperature``, says the node after its path.
 
     One forward pass over the conversation and the nodes of many trees, each node seeing the conversation up to its
@@ -27,7 +25,7 @@ def node_chances(
     Raises:
         InputError: the target's window is shorter than the conversation.
     """
-    target = model(str(folder), dtype)
+    target = model(str(folder))
     window = getattr(target.config, "sliding_window", None)
     if "sliding_attention" in (getattr(target.config, "layer_types", None) or ()) and window < len(tokens):
         raise InputError(

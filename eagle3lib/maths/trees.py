@@ -12,7 +12,6 @@ Growth: SGLang 0.5.23, ``srt/speculative/eagle_worker_v2.py`` (``draft_forward``
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +63,7 @@ class Trees:
 @torch.inference_mode()
 def grow(
     draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, setting: tuple[int, int, int], first: int = 0,
-    ancestors: bool = False, attention: Callable[..., Tensor] = chain_attention,
+    ancestors: bool = False,
 ) -> Trees:  # fmt: skip
     """The tree of ``setting`` (num_steps, topk, num_draft_tokens) from every start of one sample.
 
@@ -85,8 +84,8 @@ def grow(
     memories = [Memory() for _ in draft.layers]
     positions = torch.arange(len(tokens) + num_steps, device=draft.norm.device)
     hidden = combine(draft, wiring, states)
-    (state,) = depth_states(draft, wiring, hidden, tokens, 1, first, attention, memories=memories)  # [S, H]
-    grower = _Grower(draft, wiring, memories, setting, ancestors, attention, rotary(draft, wiring, positions))
+    (state,) = depth_states(draft, wiring, hidden, tokens, 1, first, memories=memories)  # [S, H]
+    grower = _Grower(draft, wiring, memories, setting, ancestors, rotary(draft, wiring, positions))
     size = max(1, ROWS // topk)
     parts = [grower.from_rows(first + i * size, part) for i, part in enumerate(state.split(size))]
     starts = torch.arange(first, first + len(state))
@@ -102,7 +101,6 @@ class _Grower:
     memories: list[Memory]
     setting: tuple[int, int, int]
     ancestors: bool
-    attention: Callable[..., Tensor]
     turns: tuple[Tensor, Tensor]
 
     def from_rows(self, row: int, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -158,7 +156,7 @@ class _Grower:
                 slot.keys.append(k)
                 slot.values.append(v)
                 seen = [
-                    self.attention(
+                    chain_attention(
                         q[beam::topk],
                         [prefix.keys[0], *(key[beam::topk] for key in slot.keys)],
                         [prefix.values[0], *(value[beam::topk] for value in slot.values)],

@@ -45,8 +45,6 @@ class Acceptance:
     #: Completion tokens / verify steps (SGLang's ``spec_accept_length``): with the token sampled at
     #: prefill, and without what a stop or the length limit cut.
     completion_length: Rate | None = None
-    #: Mean of the requests' accept lengths; ``accept_length`` pools their counts.
-    mean_of_requests: float | None = None
 
 
 def steps_of(histogram: Histogram) -> int:
@@ -62,11 +60,6 @@ def accepted_of(histogram: Histogram) -> int:
 def reached(histogram: Histogram, positions: int) -> tuple[int, ...]:
     """``[j]`` = steps that accepted at least j drafts, for j = 0..positions."""
     return tuple(sum(histogram[j:]) for j in range(positions + 1))
-
-
-def histogram_of(at_least: Sequence[int]) -> tuple[int, ...]:
-    """The inverse of :func:`reached`."""
-    return tuple(now - after for now, after in zip(at_least, [*at_least[1:], 0], strict=True))
 
 
 def total(histograms: Sequence[Histogram]) -> tuple[int, ...]:
@@ -160,13 +153,7 @@ def _pooled(accepted: Sequence[int], steps: Sequence[int], num_draft_tokens: int
     budget = None
     if num_draft_tokens is not None and num_draft_tokens > 1:
         budget = rate(accepted, [count * (num_draft_tokens - 1) for count in steps])
-    lengths = [count / step for count, step in zip(tokens, steps, strict=True)]
-    return {
-        "verify_steps": sum(steps),
-        "accept_length": rate(tokens, steps),
-        "accept_rate": budget,
-        "mean_of_requests": sum(lengths) / len(lengths),
-    }
+    return {"verify_steps": sum(steps), "accept_length": rate(tokens, steps), "accept_rate": budget}
 
 
 def _from_alpha(requests: Sequence[RequestReport], **named: Any) -> Acceptance:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,10 +39,6 @@ class DepthAccuracy:
     accuracy: Rate
     conditional: Rate
     cumulative: Rate
-
-    def to_json(self) -> dict[str, Any]:
-        rates = {name: getattr(self, name).to_json() for name in ("accuracy", "conditional", "cumulative")}
-        return {"depth": self.depth, **rates}
 
 
 def depth_counts(chains: Chains, tokens: Tensor, loss_mask: Tensor) -> DepthCounts:

@@ -71,15 +71,12 @@ class Evaluation:
 
 
 def evaluate(
-    draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depths: int, beyond: int = 0,
-    said: Teacher | None = None,
-) -> Request:  # fmt: skip
+    draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depths: int, said: Teacher | None = None
+) -> Request:
     """Run the draft over one sample.
 
     Args:
         states: ``[T, K, H_t]`` at ``wiring.boundaries``.
-        beyond: how many tokens at the end continue past the request's end; with ``depths`` of them the last
-            verify step can be predicted too.
         said: what the target would say after each token, for the trainers' definitions.
     """
     mask, first = sample.loss_mask, sample.prompt_tokens - 1
@@ -95,8 +92,7 @@ def evaluate(
     )
     counts = depth_counts(chains, sample.input_ids, mask)
     walks = [
-        sample_walk(sample, chains.starts, partial(chains.runs, num_steps=steps), beyond)
-        for steps in range(1, depths + 1)
+        sample_walk(sample, chains.starts, partial(chains.runs, num_steps=steps)) for steps in range(1, depths + 1)
     ]
     return Request(sample.name, sample.category, counts, tuple(walks), sample.prompt_tokens, trainers)
 
@@ -118,7 +114,7 @@ def sample_walk(
     """The steps of all replies of a conversation.
 
     ``runs(tokens)``: what each of ``starts`` would accept where the conversation ends with ``tokens``, and whether
-    that is sure; see ``Chains.runs`` and ``Trees.runs``.
+    that is sure; see ``Chains.runs`` and ``Trees.runs``. ``beyond``: as in ``setting_forecast``.
     """
     first, parts, offsets = int(starts[0]), [], []
     for begin, end in sample.replies:

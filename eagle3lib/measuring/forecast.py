@@ -64,9 +64,9 @@ class Agreement:
     mismatches: tuple[Mismatch, ...] = ()
 
 
-def continued(samples: Sequence[Sample], target: str | Path, tokens: int = BEYOND) -> list[Sample]:
+def continued(samples: Sequence[Sample], target: str | Path) -> list[Sample]:
     """Each sample with the target's own greedy words past its end; ``target`` is small enough to run."""
-    said = greedy(target, [sample.input_ids.tolist() for sample in samples], tokens, stop=False)
+    said = greedy(target, [sample.input_ids.tolist() for sample in samples], BEYOND, stop=False)
     return [_longer(sample, words) for sample, words in zip(samples, said, strict=True)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +15,8 @@ from eagle3lib.maths.target_states import TargetTensors, target_states
 from eagle3lib.reading.samples import Sample, Samples, check_vocab
 
 Item = TypeVar("Item")
+#: Is told the share done and what comes next.
+Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -28,10 +27,6 @@ class Rate:
     numerator: float | None
     denominator: float | None
     ci: tuple[float, float] | None
-
-    def to_json(self) -> dict[str, Any]:
-        ci = None if self.ci is None else list(self.ci)
-        return {"value": self.value, "numerator": self.numerator, "denominator": self.denominator, "ci": ci}
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft, combine, depth_states
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.stages import StageDiff, compare_stages
 from eagle3lib.reading.captures import Capture
 
 #: Stages that the capture hook writes, in execution order, under its names.
 STAGES = ("fc", "qkv_input", "attention_output", "residual", "norm")
+#: Relative Frobenius error that rounding alone may cause, by the coarser of the two number formats.
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass(frozen=True)
+class StageDiff:
+    """One stage held against its reference; ``ok`` where ``relative`` is within ``tolerance``."""
+
+    stage: str
+    max_abs: float
+    relative: float  #: Frobenius norm of the difference over that of the reference
+    cosine: float
+    tolerance: float
+    ok: bool
 
 
 def replay(captures: Sequence[Capture], draft: Draft, wiring: Wiring) -> list[StageDiff]:
@@ -31,8 +46,29 @@ def replay(captures: Sequence[Capture], draft: Draft, wiring: Wiring) -> list[St
     if not names:
         return []
     ours = [_stages(capture, draft, wiring) for capture in usable]
-    theirs = {name: torch.cat([capture.stages[name] for capture in usable]) for name in names}
-    return compare_stages(theirs, {name: torch.cat([stages[name] for stages in ours]) for name in names}, names)
+    return [
+        compare(name, torch.cat([c.stages[name] for c in usable]), torch.cat([stages[name] for stages in ours]))
+        for name in names
+    ]
+
+
+def first_divergence(diffs: Sequence[StageDiff]) -> str | None:
+    """The first stage that is not ok; ``None`` where all are."""
+    return next((diff.stage for diff in diffs if not diff.ok), None)
+
+
+def compare(stage: str, found: Tensor, reference: Tensor) -> StageDiff:
+    """One stage, ours the reference. Raises ``InputError`` where the shapes differ or nothing is there."""
+    if found.shape != reference.shape or found.numel() == 0:
+        raise InputError(f"stage {stage}", f"shape {list(found.shape)}", f"shape {list(reference.shape)}, not empty")
+    tolerance = max(TOLERANCE.get(value.dtype, TOLERANCE[torch.float32]) for value in (found, reference))
+    a, b = found.double().flatten(), reference.double().flatten()
+    if not (a.isfinite().all() and b.isfinite().all()):
+        return StageDiff(stage, float("inf"), float("inf"), 0.0, tolerance, ok=False)
+    difference, size = a - b, float(b.norm().clamp_min(1e-30))
+    relative = float(difference.norm()) / size
+    cosine = float(a @ b) / (size * float(a.norm().clamp_min(1e-30)))
+    return StageDiff(stage, float(difference.abs().max()), relative, cosine, tolerance, relative <= tolerance)
 
 
 def _whole(capture: Capture) -> bool:

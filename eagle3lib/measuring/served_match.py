@@ -123,8 +123,8 @@ class Fit:
         return needed is not None and needed <= len(self.matches)
 
     def to_json(self) -> dict[str, Any]:
-        rates = {name: getattr(self, name).to_json() for name in ("exact", "steps", "telling")}
-        return {"change": self.change, "boundaries": list(self.wiring.boundaries), **rates}
+        rates = {"exact": self.exact, "steps": self.steps, "telling": self.telling}
+        return {"change": self.change, "boundaries": self.wiring.boundaries, **rates}
 
 
 def match(draft: Draft, wiring: Wiring, response: Response, setting: Setting) -> Match:

@@ -6,7 +6,7 @@ served is the one that was served. Cheap passes over the most telling responses 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +15,14 @@ from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.materials import material, spread
+from eagle3lib.measuring.materials import Progress, material, spread
 from eagle3lib.measuring.served import known_setting, served_requests
 from eagle3lib.measuring.served_match import Fit, Response, match
-from eagle3lib.measuring.wiring_candidates import boundary_families, switches
+from eagle3lib.measuring.wiring_candidates import boundary_families, slot_changes, switches
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.points import Setting
 
 Answer = Literal["as configured", "another wiring", "undecided", "none"]
-Progress = Callable[[float, str], None]
 
 #: Responses used, spread evenly; and the most telling ones, used in cheap passes.
 RESPONSES, SCREENED = 16, 3
@@ -215,7 +214,7 @@ class _Trial:
             before = wiring
             wiring = self.best([wiring, *switches(wiring, self.draft, bases)], 2, 1)[0]
             for slot in range(self.draft.slots):
-                wiring = self.best([wiring, *_others(wiring, slot, self.available)], 1, 1)[0]
+                wiring = self.best([wiring, *slot_changes(wiring, slot, self.available)], 1, 1)[0]
             if wiring == before:
                 break
         return wiring
@@ -224,10 +223,5 @@ class _Trial:
         """Each switch alone, and each slot one boundary off."""
         found = list(switches(wiring, self.draft, bases))
         for slot, here in enumerate(wiring.boundaries):
-            found += _others(wiring, slot, [k for k in (here - 1, here + 1) if k in self.available])
+            found += slot_changes(wiring, slot, [k for k in (here - 1, here + 1) if k in self.available])
         return found
-
-
-def _others(wiring: Wiring, slot: int, boundaries: Iterable[int]) -> list[Wiring]:
-    here = wiring.boundaries
-    return [wiring.but(boundaries=(*here[:slot], k, *here[slot + 1 :])) for k in boundaries if k not in here]

@@ -6,13 +6,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from scipy import stats
 
-from eagle3lib.reading.points import OFF, Point, Setting, Status
+from eagle3lib.reading.points import FIELDS, OFF, Point, Setting, Status
 
 #: With a single measurement each there is no interval: a speed-up must then exceed what runs differ by
 #: anyway.
@@ -60,9 +60,6 @@ class Summary:
             return False
         return self.speedup_ci[1] < 1 if self.speedup_ci else self.speedup < 1 / UNREPEATED_MARGIN
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def summarise(points: Sequence[Point]) -> list[Summary]:
     """One summary per setting as served and load, in the order in which they first appear."""
@@ -82,8 +79,7 @@ def recommend(summaries: Sequence[Summary]) -> dict[str, dict[str, int] | Litera
         compared = [s for s in summaries if s.concurrency == concurrency and s.setting != OFF and s.speedup is not None]
         paying = [summary for summary in compared if summary.pays]
         best = max(paying, key=lambda summary: summary.tokens_per_second or 0.0, default=None)
-        names = ("num_steps", "topk", "num_draft_tokens")
-        said = None if best is None else dict(zip(names, best.setting, strict=True))
+        said = None if best is None else dict(zip(FIELDS, best.setting, strict=True))
         recommendation[str(concurrency)] = said or ("off" if compared else None)
     return recommendation
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, permutations
 
 from eagle3lib.maths.draft import Draft
@@ -93,6 +93,12 @@ def switches(base: Wiring, draft: Draft, bases: Sequence[float] = ()) -> Iterato
         yield base.but(rope_scaling=None)
     if base.window is not None:
         yield base.but(window=None)
+
+
+def slot_changes(wiring: Wiring, slot: int, boundaries: Iterable[int]) -> list[Wiring]:
+    """Each of ``boundaries`` that no slot reads, in the place of this one's."""
+    here = wiring.boundaries
+    return [wiring.but(boundaries=(*here[:slot], k, *here[slot + 1 :])) for k in boundaries if k not in here]
 
 
 def _list(boundaries: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ far fewer rows than right and wrong do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -17,9 +17,8 @@ from eagle3lib.maths.draft import Draft, before_head, combine, depth_states, row
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.materials import Material
-
-Progress = Callable[[float, str], None]
+from eagle3lib.measuring.materials import Material, Progress
+from eagle3lib.measuring.wiring_candidates import slot_changes
 
 #: A stream that costs this much likelihood a token (in nats) is worse than none.
 IDLE = 0.05
@@ -55,8 +54,7 @@ class Screen:
         for _ in range(2):
             before = wiring
             for slot in range(self.draft.slots):
-                others = [k for k in available if k not in wiring.boundaries]
-                tried = [wiring.but(boundaries=_with(wiring.boundaries, slot, k)) for k in others]
+                tried = slot_changes(wiring, slot, available)
                 heats = {other: self.score(other, [0], depths=1) for other in tried}
                 final = sorted(tried, key=lambda other: -heats[other])[:3]
                 self.try_all(final, share, f"slot {slot} of {list(wiring.boundaries)}")
@@ -134,7 +132,3 @@ class Screen:
             state = rms_norm(state, self.draft.slot_norms[slot], self.draft.eps)
         width = self.draft.fc.weight.shape[1] // self.draft.slots
         return torch.nn.functional.linear(state, self.draft.fc.weight[:, slot * width : (slot + 1) * width])
-
-
-def _with(boundaries: tuple[int, ...], slot: int, boundary: int) -> tuple[int, ...]:
-    return (*boundaries[:slot], boundary, *boundaries[slot + 1 :])

@@ -16,13 +16,11 @@ from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.conclusive import LEVEL, conclusive
 from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
-from eagle3lib.measuring.materials import Material, spread
+from eagle3lib.measuring.materials import Material, Progress, spread
 from eagle3lib.measuring.prediction import accept_counts
 from eagle3lib.measuring.rates import Rate, gain
 from eagle3lib.measuring.wiring_candidates import boundary_families, describe, norms, switches
-from eagle3lib.measuring.wiring_screen import CONTEXT, PARTS, STARTS, Progress, Screen
-
-__all__ = ["Candidate", "Material", "Search", "search_wiring"]
+from eagle3lib.measuring.wiring_screen import CONTEXT, PARTS, STARTS, Screen
 
 Answer = Literal["sound", "wiring", "model", "both", "undecided"]
 
@@ -32,6 +30,8 @@ GOOD_FIRST = 0.4
 WIDE = 0.15
 #: The smallest gain in accept length worth a change, as a share: below it, other wirings look alike.
 MATERIAL = 0.03
+#: Wirings that are measured in full, beside the configured one and what explains itself.
+FULL = 3
 #: Requests below which none is called better: two may agree by chance.
 LEAST_REQUESTS = 3
 #: A gain so large, as a share, that no wiring which is as good comes near it: its plain interval is enough.
@@ -58,9 +58,8 @@ class Candidate:
     def to_json(self) -> dict[str, object]:
         return {
             "change": self.change, "boundaries": list(self.wiring.boundaries),
-            "conditional_depth1": self.conditional_depth1.to_json(),
-            "accept_length": self.accept_length.to_json(), "gain": self.gain,
-            "gain_ci": None if self.gain_ci is None else list(self.gain_ci),
+            "conditional_depth1": self.conditional_depth1, "accept_length": self.accept_length,
+            "gain": self.gain, "gain_ci": self.gain_ci,
         }  # fmt: skip
 
 
@@ -127,7 +126,6 @@ def search_wiring(
     layers: int | None = None,
     ids: Sequence[int] | None = None,
     bases: Sequence[float] = (),
-    keep: int = 3,
     progress: Progress = lambda share, words: None,
 ) -> Search:
     """Try other wirings on the same samples and rank the best by predicted accept length.
@@ -137,7 +135,6 @@ def search_wiring(
             the wirings that these leave.
         layers: blocks of the target; ``ids``: the capture ids as the config spells them; ``bases``: further
             RoPE bases, such as the target's. All optional; each adds candidates.
-        keep: how many wirings are measured in full, beside the configured one and what explains itself.
         progress: told the share done and what is tried next.
 
     Raises:
@@ -158,7 +155,7 @@ def search_wiring(
         variants = list(switches(base, draft, bases))
         explained.update(variants if base in explained else [])
         screen.try_all(variants, 0.6, "each switch alone")
-    chosen = _finalists([configured, *told, *screen.best(len(screen.scores))], len({configured, *told}) + keep)
+    chosen = _finalists([configured, *told, *screen.best(len(screen.scores))], len({configured, *told}) + FULL)
     seconds, evaluations = _measured(draft, chosen, materials, num_steps, progress)
     candidates = _ranked(configured, chosen, evaluations, explained, num_steps)
     idle = screen.idle_slots(candidates[0].wiring)

@@ -78,9 +78,6 @@ class Checkpoint:
                 raise InputError(root / shard, f"no tensor {name!r}", "every tensor that the index names")
         return cls(root, MappingProxyType(tensors), MappingProxyType(absent))
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.tensors
-
     def tensor(self, name: str) -> torch.Tensor:
         """The values of one tensor, read now, from its file alone."""
         return self.sample(name, None)

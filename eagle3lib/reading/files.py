@@ -53,12 +53,12 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
-    """The UTF-8 text of a file of at most ``limit`` bytes."""
+def read_text(path: Path) -> str:
+    """The UTF-8 text of a file of at most ``MAX_JSON_BYTES``."""
     try:
         size = path.stat().st_size
-        if not path.is_file() or size > limit:
-            raise InputError(path, f"{size:,} bytes", f"a regular file of at most {limit:,} bytes")
+        if not path.is_file() or size > MAX_JSON_BYTES:
+            raise InputError(path, f"{size:,} bytes", f"a regular file of at most {MAX_JSON_BYTES:,} bytes")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(path, f"bytes that are not UTF-8 ({error.reason})", "UTF-8 text") from None

@@ -8,7 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,9 +41,6 @@ class Point:
     @property
     def setting(self) -> Setting:
         return self.num_steps, self.topk, self.num_draft_tokens
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_points(path: str | Path) -> list[Point]:

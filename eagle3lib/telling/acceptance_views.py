@@ -19,7 +19,7 @@ from eagle3lib.measuring.trails import Part, Trail, by_category, by_kind, by_pos
 from eagle3lib.reading.points import Setting
 from eagle3lib.reading.token_kinds import decoder
 from eagle3lib.telling import figures
-from eagle3lib.telling.figures import COLOURS, panels, show
+from eagle3lib.telling.figures import COLOURS, panels, points, show
 from eagle3lib.telling.tables import length, rate, table, text
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ def steps(settings: Mapping[Setting, Rate], served: Sequence[Acceptance], settin
     if len(chains) < 2:
         return None, "Accept length against num_steps is not drawn: that needs samples that can be predicted."
     figure, (axis,) = panels(6.2, 3.4)
-    _points(axis, list(chains), list(chains.values()), COLOURS["offline"], "predicted for the samples", "--")
+    points(axis, list(chains), list(chains.values()), COLOURS["offline"], "predicted for the samples", ls="--")
     shown = [source for source in served if source.accept_length is not None] if setting[1] == 1 else []
     for i, source in enumerate(shown):
-        _points(axis, [setting[0] + 0.12 * (i + 1)], [source.accept_length], COLOURS["engine"], source.source, "")
+        points(axis, [setting[0] + 0.12 * (i + 1)], [source.accept_length], COLOURS["engine"], source.source, ls="")
     axis.set(xlabel="num_steps (draft tokens a step, topk 1)", ylabel="accept length, bonus in", xticks=list(chains))
     _from_one(axis)
     axis.set_title("Where does another draft token stop paying?", loc="left", fontsize=11)
@@ -150,7 +150,7 @@ def lengths(found: Sequence[Group], limits: Sequence[Limit]) -> View:
             parts = [part for part in cut(group.trails) if part.span is not None]
             drawn += [part for part in parts if cut is by_position and group is found[0]]
             middles = [sum(part.span or ()) / 2 for part in parts]
-            _points(axis, middles, [part.accept_length for part in parts], COLOURS[group.kind], group.name)
+            points(axis, middles, [part.accept_length for part in parts], COLOURS[group.kind], group.name)
             furthest = max([furthest, *(part.span[1] for part in parts if part.span)])
         for limit in limits:
             if limit.tokens <= furthest:
@@ -270,13 +270,6 @@ def _legend(figure: Figure, axis: Axes) -> None:
 def _from_one(axis: Axes) -> None:
     """No accept length lies below 1, and differences of hundredths should look small."""
     axis.set_ylim(1, max(1.5, axis.get_ylim()[1]))
-
-
-def _points(axis: Axes, xs: Sequence[float], rates: Sequence[Rate], colour: str, label: str, line: str = "-") -> None:
-    axis.plot(xs, [rate.value for rate in rates], marker="o", ls=line, color=colour, label=label)
-    for x, each in zip(xs, rates, strict=True):
-        if each.ci is not None:
-            axis.vlines(x, *each.ci, color=colour, alpha=0.45, lw=3)
 
 
 def _bars(axis: Axes, ys: Sequence[float], rates: Sequence[Rate], colour: str, label: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 if TYPE_CHECKING:
     from IPython.display import Image
@@ -53,7 +54,7 @@ def tower(layers: int | None, trained: Sequence[int] | None, captured: Sequence[
     axis.set(xlim=(-1.9, 1.9), ylim=(-1, layers + 1), xticks=[], ylabel="boundary (blocks passed)")
     axis.grid(False)
     for k in range(layers):
-        axis.add_patch(_block(k))
+        axis.add_patch(Rectangle((-0.35, k + 0.12), 0.7, 0.76, facecolor="#e6e9ed", edgecolor="none", zorder=0))
     sides = ((-1, trained, TRAINED, "trained on"), (1, captured, CAPTURED, "captured"))
     for side, boundaries, colour, name in sides:
         axis.text(side * 1.05, layers + 0.4, name, ha="center", color=colour, weight="bold")
@@ -70,23 +71,16 @@ def tower(layers: int | None, trained: Sequence[int] | None, captured: Sequence[
     return figure
 
 
-def _block(k: int) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((-0.35, k + 0.12), 0.7, 0.76, facecolor="#e6e9ed", edgecolor="none", zorder=0)
-
-
-def _curve(
-    axis: Axes, rates: Sequence[Rate | None], colour: str, label: str, intervals: bool = True, **style: Any
-) -> None:
-    """Rates at positions 1, 2, ... with their intervals; positions a source does not determine are left out."""
-    known = [(x, rate) for x, rate in enumerate(rates, 1) if rate is not None and rate.value is not None]
-    xs, ys = [x for x, _ in known], [rate.value for _, rate in known]
-    axis.plot(xs, ys, marker="o", color=colour, label=label, **style)
-    spans = [(x, *rate.ci) for x, rate in known if rate.ci is not None]
-    if spans and intervals:
-        at, low, high = zip(*spans, strict=True)
-        axis.vlines(at, low, high, color=colour, alpha=0.45, lw=3)
+def points(
+    axis: Axes, xs: Sequence[float], rates: Sequence[Rate | None], colour: str, label: str, intervals: bool = True,
+    **style: Any,
+) -> None:  # fmt: skip
+    """Rates at their places with their intervals; those that a source does not determine are left out."""
+    known = [(x, rate) for x, rate in zip(xs, rates, strict=True) if rate is not None and rate.value is not None]
+    axis.plot([x for x, _ in known], [rate.value for _, rate in known], marker="o", color=colour, label=label, **style)
+    for x, each in known:
+        if intervals and each.ci is not None:
+            axis.vlines(x, *each.ci, color=colour, alpha=0.45, lw=3)
 
 
 def depths(rows: Sequence[Any], coverage: float | None = None) -> Figure:
@@ -94,7 +88,7 @@ def depths(rows: Sequence[Any], coverage: float | None = None) -> Figure:
     figure, (axis,) = panels(6.2, 3.6)
     shades = {"conditional": "#2a6fbb", "accuracy": "#7fb0e0", "cumulative": "#14406f"}
     for name, colour in shades.items():
-        _curve(axis, [getattr(row, name) for row in rows], colour, name)
+        points(axis, range(1, len(rows) + 1), [getattr(row, name) for row in rows], colour, name)
     if coverage is not None:
         axis.axhline(coverage, color=QUIET, ls=":", label="draft vocabulary covers")
     axis.set(xlabel="depth (1 = first draft token)", ylabel="share right", ylim=(0, 1))
@@ -147,11 +141,13 @@ def acceptance(sources: Sequence[Any], ceiling: Any = None) -> Figure:
         longest = max(known, default=1)
         axis.axhline(1, color=QUIET, lw=1, label="ideal: every draft accepted")
         if ceiling is not None:
-            _curve(axis, getattr(ceiling, name)[:longest], QUIET, ceiling.source, ls=":", intervals=False)
+            rates = getattr(ceiling, name)[:longest]
+            points(axis, range(1, len(rates) + 1), rates, QUIET, ceiling.source, ls=":", intervals=False)
         for source, shade in zip(sources, _shades(sources), strict=True):
             if rates := getattr(source, name):
                 style = "--" if source.kind == "offline" else "-"
-                _curve(axis, rates, COLOURS[source.kind], source.source, ls=style, alpha=shade)
+                at = range(1, len(rates) + 1)
+                points(axis, at, rates, COLOURS[source.kind], source.source, ls=style, alpha=shade)
         axis.set(xlabel="draft position", ylim=(0, 1.03), xticks=range(1, longest + 1), ylabel="share accepted")
         axis.set_title(f"{name} acceptance", loc="left", fontsize=11)
     handles, labels = axes[0].get_legend_handles_labels()
@@ -181,10 +177,8 @@ def throughput(points: Sequence[Any]) -> Figure:
     """05: tokens per second of every setting against concurrency."""
     figure, (axis,) = panels(6.2, 3.6)
     measured = [point for point in points if point.status == "ok"]
-    settings = sorted({(p.num_steps, p.topk, p.num_draft_tokens) for p in measured})
-    for setting in settings:
-        line = [p for p in measured if (p.num_steps, p.topk, p.num_draft_tokens) == setting]
-        line.sort(key=lambda p: p.concurrency)
+    for setting in sorted({p.setting for p in measured}):
+        line = sorted((p for p in measured if p.setting == setting), key=lambda p: p.concurrency)
         off = not any(setting)
         label = "no speculation" if off else "/".join(map(str, setting))
         xs, ys = [p.concurrency for p in line], [p.tokens_per_second for p in line]

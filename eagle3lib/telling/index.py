@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from eagle3lib.findings.verdict import entries, number
 from eagle3lib.reading.files import write_text
 from eagle3lib.telling.pages import TEMPLATE, confine, css, mask_page
 from eagle3lib.telling.privacy import mask
@@ -47,7 +48,7 @@ def tell_run(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, 
     fresh = {outcome.stem for outcome in outcomes if outcome.state in ("finished", "partial")}
     results = {stem: record["results"] for stem, record in records.items() if stem in fresh}
     verdict = results.get("06_verdict", {})
-    diagnosis = _entries(verdict, "diagnosis")
+    diagnosis = entries(verdict, "diagnosis")
     headline, tone = _headline(verdict, diagnosis)
     states = [outcome.state for outcome in outcomes]
     worst = next((state for state in ("failed", "waiting", "partial") if state in states), "finished")
@@ -66,7 +67,7 @@ def tell_run(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, 
 
 def served(acceptance: Record) -> str:
     """The engine's own accept length, from 03's sources."""
-    engines = [source for source in _entries(acceptance, "sources") if source.get("kind") == "engine"]
+    engines = [source for source in entries(acceptance, "sources") if source.get("kind") == "engine"]
     lengths = [value for source in engines if (value := number(source.get("accept_length"))) is not None]
     return " / ".join(f"{length:.2f}" for length in lengths[:2])
 
@@ -79,22 +80,11 @@ def predicted(forward: Record, steps: int | None) -> list[tuple[str, str]]:
         key = str(steps) if str(steps) in lengths else max(lengths, key=lambda text: (len(text), text))
         length = number(lengths[key])
         lines += [(f"{length:.2f}", f"as configured, {key} steps")] if length is not None else []
-    best = next(iter(_entries(forward, "wirings")), {})
+    best = next(iter(entries(forward, "wirings")), {})
     length = number(best.get("accept_length"))
     if length is not None and best.get("change") not in (None, "as configured"):
         lines.append((f"{length:.2f}", f"with {best['change']}"))
     return lines
-
-
-def number(value: Any) -> float | None:
-    """A rate's value, or a bare number."""
-    value = value.get("value") if isinstance(value, Mapping) else value
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _entries(results: Record, key: str) -> list[Record]:
-    found = results.get(key)
-    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
 def _steps(results: Mapping[str, Record]) -> int | None:

@@ -49,9 +49,9 @@ class Run:
         """Add findings to the record; running a cell twice adds nothing twice."""
         self.findings += [finding for finding in findings if finding not in self.findings]
 
-    def progress(self, items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
+    def progress(self, items: Iterable[Item], what: str) -> Iterator[Item]:
         """``items``, with a bar on stderr: plain text, since a widget's bar is lost in a saved notebook."""
-        yield from tqdm(items, what, total, file=sys.stderr, mininterval=0.5, ncols=100, ascii=True)
+        yield from tqdm(items, what, file=sys.stderr, mininterval=0.5, ncols=100, ascii=True)
 
     def say(self, line: str) -> None:
         """A line about a finished point, on stderr beside the bar; pages leave it out."""

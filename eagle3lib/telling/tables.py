@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from eagle3lib.measuring.acceptance import Acceptance
     from eagle3lib.measuring.evaluation import Evaluation
     from eagle3lib.measuring.rates import Rate
+    from eagle3lib.measuring.replay import StageDiff
     from eagle3lib.measuring.served import ServedForecast
-    from eagle3lib.measuring.stages import StageDiff
     from eagle3lib.measuring.streams import StreamMatch
     from eagle3lib.measuring.survey import Survey
     from eagle3lib.measuring.sweep import Summary

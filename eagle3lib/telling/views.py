@@ -86,42 +86,30 @@ def inspection_results(inspection: Inspection, corrected: str | None) -> dict[st
     return {
         "engine": {
             "version": served.version,
-            "algorithm": speculation.algorithm,
-            "num_steps": speculation.num_steps,
-            "topk": speculation.topk,
-            "num_draft_tokens": speculation.num_draft_tokens,
-            "changed": speculation.changed,
+            **_named(speculation, "algorithm", "num_steps", "topk", "num_draft_tokens", "changed"),
             "captured_boundaries": None if captured is None else captured.boundaries,
             "captured_ids": None if captured is None else captured.pairs,
             "default_layers": None if captured is None else captured.default,
-            "norms": served.norms,
-            "residual": served.residual,
+            **_named(served, "norms", "residual"),
             "rope_theta": served.rope.theta,
             "rope_scaling": served.rope.scaling,
-            "window": served.window,
-            "head": served.head,
-            "embedding": served.embedding,
-            "context": served.context,
-            "ignored": served.ignored,
+            **_named(served, "window", "head", "embedding", "context", "ignored"),
             "fails_at_start": [refusal.text for refusal in served.crashes],
         },
         "trained": {
-            "boundaries": trained.boundaries,
-            "candidates": trained.candidates,
-            "reason": trained.reason,
-            "norm_before_residual": trained.switches.norm_before_residual,
-            "norm_output": trained.switches.norm_output,
-            "norm_before_fc": trained.switches.norm_before_fc,
-            "fc_norm": trained.switches.fc_norm,
-            "rope_theta": trained.switches.rope_theta,
-            "rope_scaling": trained.switches.rope_scaling,
-            "window": trained.switches.window,
+            **_named(trained, "boundaries", "candidates", "reason"),
+            **_named(trained.switches, "norm_before_residual", "norm_output", "norm_before_fc", "fc_norm"),
+            **_named(trained.switches, "rope_theta", "rope_scaling", "window"),
         },
         "dialect": inspection.draft.dialect,
         "assumed": (*inspection.draft.assumed, *inspection.notes),
         "missing": inspection.missing,
         "corrected_config": corrected,
     }
+
+
+def _named(found: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in names}
 
 
 def wiring(found: Wiring, words: str) -> HTML:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import ipywidgets
 
 from eagle3lib.errors import InputError
+from eagle3lib.reading.points import FIELDS
 from eagle3lib.telling import tables, views
 
 if TYPE_CHECKING:
@@ -54,13 +55,12 @@ def settings_form(settings: Mapping[tuple[int, int, int], Rate], in_force: tuple
 
     Twin: ``acceptance_views.settings_table``.
     """
-    names = ("num_steps", "topk", "num_draft_tokens")
     choices = [sorted({setting[i] for setting in settings} | {in_force[i]}) for i in range(3)]
     sliders = {
         name: ipywidgets.SelectionSlider(
             options=options, value=value, description=name, style={"description_width": "10em"}
         )
-        for name, options, value in zip(names, choices, in_force, strict=True)
+        for name, options, value in zip(FIELDS, choices, in_force, strict=True)
     }
 
     def shown() -> HTML:
