@@ -138,12 +138,15 @@ def test_the_index_tells_the_story(tmp_path: Path) -> None:
             "wirings": [{"change": "boundaries 0, 3, 16", "accept_length": rate}],
         },
         "03_acceptance": {
-            "sources": [{"kind": "offline", "accept_length": 9.0}, {"kind": "engine", "accept_length": 1.03}]
+            "sources": [
+                {"source": "predicted for r", "kind": "offline", "accept_length": 1.05},
+                {"source": "r", "kind": "engine", "accept_length": 1.03},
+            ]
         },
         "06_verdict": {
             "healthy": False,
             "next_step": HOSTILE,
-            "diagnosis": [{"kind": "aux.layers", "confidence": 0.97}],
+            "diagnosis": [{"kind": "aux.layers", "confidence": 0.97}, {"kind": "acceptance.floor"}],
         },
     }
     (tmp_path / "incident").mkdir()
@@ -157,7 +160,15 @@ def test_the_index_tells_the_story(tmp_path: Path) -> None:
     ]
     write_index(tmp_path, "demo", [("incident", outcomes), ("later", [Outcome("06_verdict")])])
     html = (tmp_path / "index.html").read_text()
-    expected = ["aux.layers", "97 %", "1.03", "<b>1.02</b> as configured", "<b>2.31</b> with boundaries 0, 3, 16"]
+    expected = [
+        "aux.layers",
+        "97 %",
+        "1.03",
+        "<b>1.02</b> on the samples, as configured",
+        "<b>2.31</b> on the samples, with boundaries 0, 3, 16",
+        "1 cause and 1 symptom found",
+        "1.03 (predicted for these requests: 1.05)",
+    ]
     for words in (*expected, "incident/06_verdict.html", "later", "port"):
         assert words in html.replace("\xa0", " "), words
     assert Outward(html).found == [] and HOSTILE not in html

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ipywidgets
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,7 +37,7 @@ from eagle3lib.reading.samples import Sample
 from eagle3lib.reading.token_kinds import decoder, kind_of
 from eagle3lib.telling import acceptance_views as views
 from eagle3lib.telling import figures, widgets
-from tests.static_pairs import Pair
+from tests.static_pairs import Pair, inspected
 from tests.tiny import tiny_target
 
 ACCEPTED = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -163,6 +164,22 @@ def test_the_form_looks_up_what_was_computed(setting: tuple[int, int, int], word
     assert words in widgets.predicted(known, setting, (3, 1, 4))
     assert widgets.settings_form(known, (3, 1, 4)).children[0].options == (2, 3, 4)
     assert "in force" in views.settings_table(known, (3, 1, 4)).data
+
+
+def test_a_form_answers_without_an_output_widget() -> None:
+    """nbclient answers output widgets on the channel of the kernel's replies, loses one, and a headless run hangs."""
+    known = {(2, 1, 3): Rate(1.7, 17, 10, None), (3, 1, 4): Rate(1.8, 18, 10, None)}
+    steps, *_, shown = widgets.settings_form(known, (3, 1, 4)).children
+    assert "accept length 1.800" in shown.value
+    steps.value = 2
+    assert "accept length 1.700" in shown.value  # 2/1/4 is 2/1/3: a chain
+    ids, launch, shown = (form := widgets.what_if(inspected())).children
+    before = shown.value
+    ids.value = "[2, 6, 9]"
+    assert shown.value != before
+    ids.value = "2, 6"
+    assert "is no list" in shown.value
+    assert not any(isinstance(child, ipywidgets.Output) for child in form.children)
 
 
 def test_categories_stand_from_worst_to_best() -> None:

@@ -39,6 +39,7 @@ def ids_remedy(expected: Sequence[Boundary], inspection: Inspection) -> tuple[st
         newer = ids_for(wanted, target.family, target.layers, VERSIONS[-1]).ids
         also = f" SGLang {VERSIONS[-1]} does: {ENGINE_PLACE} = {list(newer)}." if newer else ""
         return f"Not possible by config: {found.reason}.{also}", ()
-    return f"Set {ENGINE_PLACE} to {list(found.ids)}: {found.reason}.", (
+    legal = " (SGLang adds 1 to an id here: -1 is the embedding)" if -1 in found.ids else ""
+    return f"Set {ENGINE_PLACE} to {list(found.ids)}: {found.reason}{legal}.", (
         Edit("draft config", ENGINE_PLACE, list(found.ids)),
     )

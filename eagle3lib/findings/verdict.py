@@ -112,8 +112,13 @@ def _diagnose(found: _Found) -> Diagnosis:
     )
 
 
+def is_symptom(kind: str) -> bool:
+    """It says that something is wrong, and not what."""
+    return _among(kind, SYMPTOMS)
+
+
 def _rank(diagnosis: Diagnosis) -> float:
-    place = 2 if _among(diagnosis.kind, SYMPTOMS) else 1 if _among(diagnosis.kind, LIMITS) else 0
+    place = 2 if is_symptom(diagnosis.kind) else 1 if _among(diagnosis.kind, LIMITS) else 0
     return RANK_COST[place] - diagnosis.confidence
 
 
@@ -186,10 +191,12 @@ def _next_step(
     diagnosis: tuple[Diagnosis, ...], healthy: bool | None, records: _Records, missing: Mapping[str, str]
 ) -> str:
     if diagnosis:
-        first = diagnosis[0]
-        others = len(diagnosis) - 1
-        also = f" Then look at the {others} other point{'s' * (others > 1)} below." if others else ""
-        return f"{first.kind}: {first.remedy}{also}"
+        first, *others = diagnosis
+        places = {"draft config": "the draft's config.json", "launch": "the launch line"}
+        edited = [words for where, words in places.items() if any(edit.where == where for edit in first.edits)]
+        do = f" (In {' and '.join(edited)}; then start the server anew.)" if edited else ""
+        also = f" Then look at {', '.join(other.kind for other in others)}." if others else ""
+        return f"{first.kind}: {first.remedy}{do}{also}"
     unseen = [stem for stem in (FILES, *BEHAVIOUR) if stem in missing]
     if healthy:
         served = any(stem in records and conclusive(stem, records[stem]) for stem in BEHAVIOUR[1:])

@@ -67,7 +67,10 @@ class Chains:
 
 
 @torch.inference_mode()
-def forward(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths: int, first: int = 0) -> Chains:
+def forward(
+    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths: int, first: int = 0,
+    attention: Callable[..., Tensor] = chain_attention,
+) -> Chains:  # fmt: skip
     """Draft ``depths`` tokens from every start of one sample.
 
     Args:
@@ -81,7 +84,7 @@ def forward(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths
     weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
     hidden = combine(draft, wiring, states)
     proposed, margins = [], []
-    for state in depth_states(draft, wiring, hidden, tokens, depths, first):
+    for state in depth_states(draft, wiring, hidden, tokens, depths, first, attention):
         best, margin = head(before_head(draft, wiring, state), weight)
         proposed.append(best if ids is None else ids[best])
         margins.append(margin)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from eagle3lib.findings.verdict import entries, number
+from eagle3lib.findings.verdict import entries, is_symptom, number
 from eagle3lib.reading.files import write_text
 from eagle3lib.telling.pages import TEMPLATE, confine, css, mask_page
 from eagle3lib.telling.privacy import mask
@@ -66,10 +66,17 @@ def tell_run(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, 
 
 
 def served(acceptance: Record) -> str:
-    """The engine's own accept length, from 03's sources."""
-    engines = [source for source in entries(acceptance, "sources") if source.get("kind") == "engine"]
-    lengths = [value for source in engines if (value := number(source.get("accept_length"))) is not None]
-    return " / ".join(f"{length:.2f}" for length in lengths[:2])
+    """The engine's own accept length, from 03's sources, and what was predicted for the same requests."""
+    sources = entries(acceptance, "sources")
+    lengths = {str(source.get("source")): number(source.get("accept_length")) for source in sources}
+    told = []
+    for name in [str(source.get("source")) for source in sources if source.get("kind") == "engine"]:
+        if (length := lengths[name]) is not None:
+            foretold = lengths.get(f"predicted for {name}")
+            told.append(
+                f"{length:.2f}" + ("" if foretold is None else f" (predicted for these requests: {foretold:.2f})")
+            )
+    return " / ".join(told[:2])
 
 
 def predicted(forward: Record, steps: int | None) -> list[tuple[str, str]]:
@@ -79,11 +86,15 @@ def predicted(forward: Record, steps: int | None) -> list[tuple[str, str]]:
     if isinstance(lengths, Mapping) and lengths:
         key = str(steps) if str(steps) in lengths else max(lengths, key=lambda text: (len(text), text))
         length = number(lengths[key])
-        lines += [(f"{length:.2f}", f"as configured, {key} steps")] if length is not None else []
+        lines += (
+            [(f"{length:.2f}", f"on the samples, as configured, {key} step{'s' * (key != '1')}")]
+            if length is not None
+            else []
+        )
     best = next(iter(entries(forward, "wirings")), {})
     length = number(best.get("accept_length"))
     if length is not None and best.get("change") not in (None, "as configured"):
-        lines.append((f"{length:.2f}", f"with {best['change']}"))
+        lines.append((f"{length:.2f}", f"on the samples, with {best['change']}"))
     return lines
 
 
@@ -98,7 +109,10 @@ def _headline(verdict: Record, diagnosis: Sequence[Record]) -> tuple[str, str]:
     if verdict.get("healthy") is True:
         return "healthy", "good"
     if diagnosis:
-        return f"{len(diagnosis)} cause{'s' * (len(diagnosis) > 1)} found", "bad"
+        symptoms = sum(is_symptom(str(entry.get("kind"))) for entry in diagnosis)
+        counts = {"cause": len(diagnosis) - symptoms, "symptom": symptoms}
+        told = " and ".join(f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
+        return f"{told} found", "bad"
     if verdict.get("healthy") is False:
         return "not healthy, cause unknown", "bad"
     return "not enough evidence", "unsure"

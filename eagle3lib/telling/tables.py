@@ -83,10 +83,12 @@ def _blocks(entries: Iterable[tuple[str, Mapping[str, Any]]], empty: str) -> HTM
 
 def diagnosis(found: Sequence[Diagnosis]) -> HTML:
     """What is wrong, most likely first."""
+    from eagle3lib.findings.verdict import is_symptom
+
     return _blocks(
         (
             (
-                f"{place}. {entry.kind}, {entry.confidence:.0%} sure",
+                f"{place}. {entry.kind}, {entry.confidence:.0%} sure" + " (a symptom)" * is_symptom(entry.kind),
                 {
                     "seen in": ", ".join(entry.notebooks),
                     "evidence": entry.evidence,
