@@ -194,7 +194,7 @@ def _next_step(
         first, *others = diagnosis
         places = {"draft config": "the draft's config.json", "launch": "the launch line"}
         edited = [words for where, words in places.items() if any(edit.where == where for edit in first.edits)]
-        do = f" (In {' and '.join(edited)}; then start the server anew.)" if edited else ""
+        do = f" Edit {' and '.join(edited)}, then start the server anew." if edited else ""
         also = f" Then look at {', '.join(other.kind for other in others)}." if others else ""
         return f"{first.kind}: {first.remedy}{do}{also}"
     unseen = [stem for stem in (FILES, *BEHAVIOUR) if stem in missing]

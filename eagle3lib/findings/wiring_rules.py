@@ -55,7 +55,8 @@ def _changes(search: Search, better: Candidate, inspection: Inspection) -> Itera
         f"first position right {better.conditional_depth1.value:.0%} against {here.conditional_depth1.value:.0%}."
     )
     if better.near:
-        evidence += f" That the wiring is wrong is sure; too near to tell from this one here: {'; '.join(better.near)}."
+        others = "; ".join(change.split(" instead of")[0] for change in better.near)
+        evidence += f" That the wiring is wrong is sure; too near to tell from this one on these samples: {others}."
     for switch, (was, wanted) in search.configured.differences(better.wiring).items():
         if switch == "boundaries":
             kind = layer_difference(list(was), list(wanted), inspection.layers) or "aux.order"

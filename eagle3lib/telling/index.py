@@ -65,18 +65,16 @@ def tell_run(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, 
     }
 
 
-def served(acceptance: Record) -> str:
-    """The engine's own accept length, from 03's sources, and what was predicted for the same requests."""
+def served(acceptance: Record) -> list[tuple[str, str]]:
+    """Length and words: the engine's own accept length, from 03's sources, and the one predicted for these requests."""
     sources = entries(acceptance, "sources")
     lengths = {str(source.get("source")): number(source.get("accept_length")) for source in sources}
     told = []
     for name in [str(source.get("source")) for source in sources if source.get("kind") == "engine"]:
         if (length := lengths[name]) is not None:
             foretold = lengths.get(f"predicted for {name}")
-            told.append(
-                f"{length:.2f}" + ("" if foretold is None else f" (predicted for these requests: {foretold:.2f})")
-            )
-    return " / ".join(told[:2])
+            told.append((f"{length:.2f}", "" if foretold is None else f"predicted for these requests: {foretold:.2f}"))
+    return told[:2]
 
 
 def predicted(forward: Record, steps: int | None) -> list[tuple[str, str]]:
