@@ -149,3 +149,35 @@ def test_a_map_of_another_length_than_the_head_is_one_clear_error(pair: tuple, b
     assert "40 entries" in found.left_out and "64" in found.left_out
     with pytest.raises(InputError, match="one for each row of the head"):
         setting_forecast(made.draft, made.wiring, next(iter(made.materials(str(broken / "s.jsonl")))), (3, 4, 8))
+
+
+def test_a_token_beyond_the_vocabulary_leaves_out_that_request_and_says_so(pair: tuple, tmp_path: Path) -> None:
+    made, said = pair
+    responses = []
+    for i in range(3):
+        words = tuple(said[i][:40]) if i else (*said[i][:39], 99999)
+        meta = {"completion_tokens": 40, "spec_verify_ct": 39, "spec_correct_drafts_histogram": [39, 0, 0, 0]}
+        responses.append(Response(i, tuple(PROMPTS[i]), words, meta, 1.0, None, (0,) * 39))
+    save_responses(responses, tmp_path / "r.jsonl")
+    reports = served_under(read_engine_reports(tmp_path / "r.jsonl"), (3, 1, 4), "")
+    (found,), why = predict_served(made, reports, str(tmp_path / "r.jsonl"))
+    assert found.left_out == 1 and "1 of r.jsonl" in why
+    _, why = predict_served(made, served_under(reports, (None, None, None), ""), str(tmp_path / "r.jsonl"))
+    assert "num_steps is not known" in why
+
+
+def test_lines_end_where_json_lines_end(tmp_path: Path) -> None:
+    """A separator of Unicode's within a string is text, and the mark that Windows begins files with is none."""
+    line = '\ufeff{"category": "a\u2028b\u0085c", "spec_verify_ct": 9, "spec_num_correct_drafts": 3}'
+    (tmp_path / "r.jsonl").write_text(f"{line}\n{line[1:]}\n", encoding="utf-8")
+    (report,) = read_engine_reports(tmp_path / "r.jsonl")
+    assert len(report.requests) == 2
+
+
+def test_a_stray_file_beside_a_report_is_worth_a_note(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"spec_verify_ct": 9, "spec_num_correct_drafts": 3}')
+    (tmp_path / "server.log").write_text("nothing of interest")
+    measured, stray = read_engine_reports(tmp_path)
+    assert report_findings(measured, others=True) == []
+    assert [f.severity for f in report_findings(stray, others=True)] == ["note"]
+    assert [f.severity for f in report_findings(stray)] == ["warning"]

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from eagle3lib.errors import InputError
-from eagle3lib.findings.capture_rules import capture_findings, stream_findings
+from eagle3lib.findings.capture_rules import capture_findings, stage_findings, stream_findings
 from eagle3lib.measuring import references
 from eagle3lib.measuring.replay import compare, first_divergence
 from eagle3lib.measuring.streams import match_streams
@@ -223,3 +223,11 @@ def test_the_first_stage_that_differs_is_named():
         compare("norm", ones[:1], ones)
     with pytest.raises(InputError, match="not empty"):
         compare("norm", ones[:0], ones[:0])
+
+
+def test_the_first_stage_that_differs_is_an_error_and_rounding_is_none():
+    same, ones = torch.ones(2, 3), torch.ones(2, 3)
+    fine = compare("fc", same * (1 + 1e-6), ones)
+    assert stage_findings([fine]) == [] == stage_findings([])
+    (found,) = stage_findings([fine, compare("attention_output", same * 1.3, ones), compare("norm", same * 2, ones)])
+    assert (found.kind, found.severity, found.subject) == ("capture.diverged", "error", "attention_output")

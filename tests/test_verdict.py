@@ -119,3 +119,40 @@ def test_one_diagnosis_a_cause_with_a_confidence(found: dict[str, list]) -> None
     assert errors <= {d.kind for d in said.diagnosis} <= told
     assert len({d.kind for d in said.diagnosis}) == len(said.diagnosis)
     assert all(0.5 <= d.confidence < 1 for d in said.diagnosis)
+
+
+def test_what_files_suspect_and_02_refutes_is_left_alone() -> None:
+    """Edits of the config after files alone would break weights that predict well as they are served."""
+    edits = [{"where": "draft config", "key": "fc_norm", "value": True}]
+    guess, engine = finding("norm.fc", edits=edits), {"engine": {"fails_at_start": []}}
+    sound = SOUND | {"measured": "as configured"}
+    said = verdict({STEMS[0]: record(guess, **engine), STEMS[1]: record(**sound)}, {})
+    assert [(d.kind, d.confidence, d.edits) for d in said.diagnosis] == [("norm.fc", 0.1, ())]
+    assert said.healthy is None and "Change nothing" in said.next_step
+    for other in (
+        {STEMS[0]: record(guess, **engine), STEMS[1]: record(**SOUND, measured="on the samples' own boundaries")},
+        {STEMS[0]: record(guess, engine={"fails_at_start": ["x"]}), STEMS[1]: record(**sound)},
+        {STEMS[0]: record(guess, **engine), STEMS[1]: record(guess, **sound)},
+        {STEMS[0]: record(finding("rope.theta", edits=edits), **engine), STEMS[1]: record(**sound)},
+        {STEMS[0]: record(guess, **engine)},
+    ):
+        said = verdict(other, {})
+        assert said.healthy is False and said.diagnosis[0].edits and said.diagnosis[0].confidence >= 0.9
+
+
+def test_a_record_that_cannot_be_read_leaves_it_open() -> None:
+    records = {STEMS[0]: record(), STEMS[2]: record(**SERVED)}
+    assert verdict(records, {STEMS[1]: "no record"}).healthy is True
+    assert verdict(records, {STEMS[1]: "02_manual_forward.json: found an empty file"}).healthy is None
+
+
+@pytest.mark.parametrize(
+    ("more", "healthy"),
+    [
+        ({"expected_from": "the parameter trained_boundaries"}, True),
+        ({"expected_from": "the draft's config, under its trainer's numbering"}, None),
+        ({"first_divergence": "attention_output"}, None),
+    ],
+)
+def test_a_capture_shows_health_where_somebody_but_the_config_says_what_is_right(more: dict, healthy: bool) -> None:
+    assert verdict({STEMS[0]: record(), STEMS[3]: record(**FED, **more)}, {}).healthy is healthy

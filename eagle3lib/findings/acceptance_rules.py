@@ -104,8 +104,8 @@ def _finding(case: str, subject: str, evidence: str, severity: Severity | None =
     return Finding(kind, severity or usual, subject, evidence, consequence, remedy)
 
 
-def report_findings(report: EngineReport) -> list[Finding]:
-    """``metric.*`` of one engine's account of itself."""
+def report_findings(report: EngineReport, others: bool = False) -> list[Finding]:
+    """``metric.*`` of one engine's account of itself. ``others``: beside it a report that measured something."""
     found, (num_steps, _, num_draft_tokens) = [], report.setting
     if wrong := impossible(report, num_steps):
         found.append(_finding("impossible", report.source, "; ".join(wrong)))
@@ -122,7 +122,8 @@ def report_findings(report: EngineReport) -> list[Finding]:
     if silent or not report.requests:
         zeros = f"{len(silent)} of {len(report.requests)} entries have no verify step, or zeros in its place"
         evidence = report.unreadable or zeros
-        severity: Severity = "warning" if report.form == "unmeasured" else "note"
+        stray = bool(report.unreadable) and others
+        severity: Severity = "warning" if report.form == "unmeasured" and not stray else "note"
         found.append(_finding("unmeasured", report.source, evidence, severity))
     return found
 

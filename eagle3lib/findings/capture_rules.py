@@ -47,6 +47,11 @@ _KINDS = {
         "What entered the draft is none of the target's states for these tokens.",
         "Check that the reference is this target (revision, precision, template), and capture every rank.",
     ),
+    "capture.diverged": (
+        "From there on the engine's draft computes something else than these files say, whatever it is fed.",
+        "Look at what that stage reads: fc (weights, norms before it), qkv_input (embedding, norms), attention_output "
+        "(RoPE base and scaling, window, heads), residual (MLP); or the server loads another draft or another config.",
+    ),
     "capture.truncated": (
         "Rows are missing: tokens and states cannot be paired.",
         "Capture again, one request at a time, with the prefix cache emptied before each.",
@@ -78,6 +83,18 @@ def replayed(
         ), ""
     except InputError as error:
         return [], str(error)
+
+
+def stage_findings(stages: Sequence[StageDiff]) -> list[Finding]:
+    """``capture.diverged``: from the same inputs the engine computes other numbers, first at this stage."""
+    first = next((stage for stage in stages if not stage.ok), None)
+    if first is None:
+        return []
+    evidence = (
+        f"On the engine's own inputs its {first.stage} differs from what these weights give: relative error "
+        f"{first.relative:.3g}, rounding allows {first.tolerance:.0e}; all stages before it agree."
+    )
+    return [_finding("capture.diverged", first.stage, evidence)]
 
 
 def stream_findings(

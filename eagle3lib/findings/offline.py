@@ -17,7 +17,7 @@ from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.expected import Rule
 from eagle3lib.measuring.materials import Materials, Progress
-from eagle3lib.measuring.served import ServedForecast, forecast_served
+from eagle3lib.measuring.served import ServedForecast, forecast_served, known_setting
 from eagle3lib.measuring.served_wiring import ServedWiring, served_wiring
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import Launch
@@ -85,8 +85,12 @@ def predict_served(
         found = forecast_served(reports, path, pair.draft, pair.wiring, pair.target, pair.tensors, pair.cache)
     except InputError as error:
         return (), f"The served requests are not predicted. {error}"
-    why = "The served requests are not predicted: no report gives their token ids and the setting they ran under."
-    return tuple(found), "" if found else why
+    if not found:
+        known = any(known_setting(report) for report in reports)
+        lacks = "no report gives their token ids" if known else "num_steps is not known: give it, or launch"
+        return (), f"The served requests are not predicted: {lacks}."
+    dropped = [f"{each.left_out} of {each.source}" for each in found if each.left_out]
+    return tuple(found), f"Left out, as they give no usable token ids: {', '.join(dropped)}." if dropped else ""
 
 
 def read_wiring(

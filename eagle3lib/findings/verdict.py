@@ -18,6 +18,18 @@ from eagle3lib.findings.finding import Edit
 #: In these families kinds are rival explanations of one thing: what was measured stands, guesses give way.
 RIVALS = ("aux", "rope")
 
+#: Kinds of which notebook 02 is the better judge: wired so, no draft predicts well from the first position on.
+REFUTABLE = ("aux.layers", "aux.order", "aux.ids_convention", "norm.before_fc", "norm.fc", "norm.before_residual",
+             "norm.head", "embed", "vocab.map", "vocab.head_mismatch", "vocab.tied_head")  # fmt: skip
+#: What is left of a suspicion from files alone that 02 refutes, and what to do about it.
+REFUTED = 0.1
+LEAVE = (
+    "Change nothing for this alone: notebook 02 measured the draft wired just as it is served, and it predicts well. "
+    "The config says something of its training that these weights do not bear out."
+)
+#: The reason of a notebook that was not run, in ``telling.records.read_records``.
+NO_RECORD = "no record"
+
 #: How far one finding alone is believed: shown to harm, or only likely to.
 BELIEF = {"error": 0.9, "warning": 0.5}
 #: However many agree, they read the same files.
@@ -75,9 +87,23 @@ def verdict(records: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]
         for finding in record["findings"]:
             if finding["severity"] in BELIEF:
                 by_cause.setdefault(_cause(finding["kind"]), []).append((stem, finding))
-    diagnosis = tuple(sorted((_diagnose(found) for found in _without_guesses(by_cause).values()), key=_rank))
+    refuted = _refuted(by_cause, records)
+    causes = _without_guesses(by_cause)
+    diagnosis = tuple(sorted((_diagnose(found, cause in refuted) for cause, found in causes.items()), key=_rank))
     healthy = _healthy(diagnosis, records)
+    if healthy and any(reason != NO_RECORD for reason in missing.values()):
+        healthy = None  # a record that cannot be read may have said anything
     return Verdict(diagnosis, healthy, _next_step(diagnosis, healthy, records, missing))
+
+
+def _refuted(by_cause: dict[str, _Found], records: _Records) -> set[str]:
+    """Causes that files alone suggest, where 02 measured that very wiring and found it sound."""
+    engine, offline = (_results(records.get(stem, {})) for stem in (FILES, BEHAVIOUR[0]))
+    starts = isinstance(engine.get("engine"), Mapping) and not engine["engine"].get("fails_at_start")
+    if not starts or offline.get("answer") != "sound" or offline.get("measured") != "as configured":
+        return set()
+    alone = {cause for cause, found in by_cause.items() if {stem for stem, _ in found} == {FILES}}
+    return {cause for cause in alone if _among(cause, REFUTABLE)}
 
 
 def _without_guesses(by_cause: dict[str, _Found]) -> dict[str, _Found]:
@@ -92,7 +118,7 @@ def _cause(kind: str) -> str:
     return ".".join(kind.split(".")[:2])
 
 
-def _diagnose(found: _Found) -> Diagnosis:
+def _diagnose(found: _Found, refuted: bool) -> Diagnosis:
     strongest: dict[str, float] = {}  # one vote a notebook: its findings share their evidence
     for stem, finding in found:
         strongest[stem] = max(strongest.get(stem, 0.0), BELIEF[finding["severity"]])
@@ -100,12 +126,14 @@ def _diagnose(found: _Found) -> Diagnosis:
     _, best = max(found, key=lambda item: (BELIEF[item[1]["severity"]], bool(item[1].get("edits"))))
     return Diagnosis(
         kind=best["kind"],
-        confidence=round(min(confidence, CERTAIN), 3),
+        confidence=REFUTED if refuted else round(min(confidence, CERTAIN), 3),
         subject=best["subject"],
         evidence=" ".join(f"[{stem[:2]}] {finding['evidence']}" for stem, finding in found),
         consequence=best["consequence"],
-        remedy=best["remedy"],
-        edits=tuple(
+        remedy=LEAVE if refuted else best["remedy"],
+        edits=()
+        if refuted
+        else tuple(
             Edit(e["where"], e["key"], e.get("value")) for e in best.get("edits", ()) if {"where", "key"} <= e.keys()
         ),
         notebooks=tuple(strongest),
@@ -129,7 +157,7 @@ def _among(kind: str, families: Iterable[str]) -> bool:
 def _healthy(diagnosis: tuple[Diagnosis, ...], records: _Records) -> bool | None:
     """Healthy needs both, and nothing against it: files that agree, and a draft that was seen to behave."""
     if diagnosis:
-        return False
+        return None if all(entry.confidence <= REFUTED for entry in diagnosis) else False
     files = FILES in records and records[FILES]["status"] == "finished"
     behaves = any(conclusive(stem, records[stem]) for stem in BEHAVIOUR if stem in records)
     return True if files and behaves and not _doubts(records) else None
@@ -149,7 +177,10 @@ def conclusive(stem: str, record: Mapping[str, Any]) -> bool:
             return "engine" in kinds and ("offline" in kinds or bool(results.get("agreement")))
         case "04":
             pairs = [(s.get("boundary"), s.get("expected_boundary")) for s in entries(results, "streams")]
-            return bool(pairs) and all(found is not None and found == wanted for found, wanted in pairs)
+            fed = bool(pairs) and all(found is not None and found == wanted for found, wanted in pairs)
+            # Held against the config alone it shows that the engine obeys it, not that the weights were trained so.
+            shown = "config" not in str(results.get("expected_from") or "")
+            return fed and shown and not results.get("first_divergence")
     return False
 
 

@@ -76,6 +76,9 @@ def expected_boundaries(
     """
     named = references.named if slots is None or len(references.named or ()) == slots else None
     tested = ((record or {}).get("results") or {}).get("best_boundaries")
+    known = {boundary for states in references.states for boundary in states}
+    if not (isinstance(tested, list) and all(type(k) is int and k in known for k in tested)):
+        tested = None  # a record of another making
     for boundaries, why in (
         (given, "the parameter trained_boundaries"),
         (named, "the reference samples' metadata"),

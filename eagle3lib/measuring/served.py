@@ -30,6 +30,7 @@ class ServedForecast:
     agreement: Agreement
     predicted_histograms: tuple[Histogram, ...]
     served_histograms: tuple[Histogram, ...]
+    left_out: int = 0  #: requests of the report that took verify steps and give no usable token ids
 
 
 def forecast_served(
@@ -42,7 +43,7 @@ def forecast_served(
     """
     found = []
     for report in reports:
-        pairs, setting = served_requests(report, Path(path)), known_setting(report)
+        pairs, setting = served_requests(report, Path(path), len(tensors.embedding)), known_setting(report)
         if not pairs or setting is None:
             continue
         samples = continued([sample for _, sample in pairs], target)
@@ -62,6 +63,7 @@ def forecast_served(
                 agreement(forecasts, list(zip(steps, histograms, strict=True))),
                 tuple(forecasts[i].walk.histogram(setting[0]) for i in whole),
                 tuple(histograms[i] for i in whole),
+                sum(steps_of(request.histogram or ()) > 0 for request in report.requests) - len(pairs),
             )
         )
     return found
@@ -75,16 +77,16 @@ def known_setting(report: EngineReport) -> Setting | None:
     return (steps, topk, tokens) if steps and tokens else None
 
 
-def served_requests(report: EngineReport, path: Path) -> list[tuple[RequestReport, Sample]]:
+def served_requests(report: EngineReport, path: Path, vocab: int | None = None) -> list[tuple[RequestReport, Sample]]:
     """Each request with its tokens; empty where the report's file does not hold them, or holds other ones.
 
-    ``path``: that file, or the folder it was read from.
+    ``path``: that file, or the folder it was read from. ``vocab``: requests with token ids beyond it are left out.
     """
     file = path / report.source if path.is_dir() else path
     if file.suffix != ".jsonl" or report.form != "histogram":
         return []
     try:
-        samples = {sample.name: sample for sample in read_samples(file)}
+        samples = {sample.name: sample for sample in read_samples(file, vocab=vocab)}
     except InputError:  # no line has token ids: ordinary meta_info
         return []
     with file.open(encoding="utf-8", errors="replace") as lines:

@@ -112,7 +112,7 @@ def served_wiring(
     """
     found = []
     for report in reports:
-        pairs, setting = served_requests(report, Path(path)), known_setting(report)
+        pairs, setting = served_requests(report, Path(path), len(tensors.embedding)), known_setting(report)
         responses = [
             Response(material(sample, target, tensors, cache), request.steps, request.histogram or ())
             for request, sample in spread(pairs, RESPONSES)

@@ -118,7 +118,7 @@ def read_engine_reports(path: str | Path) -> list[EngineReport]:
     reports, refused = [], []
     for file in [file for file in files if not file.name.endswith(BESIDE)] or files:
         try:
-            found = parse_engine_report(file.read_text(errors="replace"), file.name)
+            found = parse_engine_report(file.read_text(encoding="utf-8-sig", errors="replace"), file.name)
             reports.append(replace(found, flags=flags.get(file) or found.flags))
         except InputError as error:
             refused.append(error)
@@ -165,7 +165,7 @@ def _json(text: str) -> Any:
     except ValueError:
         pass
     try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()] or None
+        return [json.loads(line) for line in text.split("\n") if line.strip()] or None
     except ValueError:
         return None
 
@@ -178,7 +178,7 @@ def _broken(text: str) -> str:
         json.JSONDecoder().raw_decode(text.lstrip())
     except ValueError as error:
         return f"broken JSON ({error})"
-    for number, line in enumerate(text.splitlines(), 1):  # the first object is whole: one a line
+    for number, line in enumerate(text.split("\n"), 1):  # the first object is whole: one a line
         try:
             json.loads(line.strip() or "{}")
         except ValueError:

@@ -59,7 +59,7 @@ def read_text(path: Path) -> str:
         size = path.stat().st_size
         if not path.is_file() or size > MAX_JSON_BYTES:
             raise InputError(path, f"{size:,} bytes", f"a regular file of at most {MAX_JSON_BYTES:,} bytes")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # Windows begins files with a mark that is no text
     except UnicodeDecodeError as error:
         raise InputError(path, f"bytes that are not UTF-8 ({error.reason})", "UTF-8 text") from None
     except OSError as error:

@@ -76,7 +76,7 @@ def _records(text: str, source: str) -> Iterator[Mapping[str, Any]]:
         return
     except json.JSONDecodeError:
         pass
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield json.loads(line)

@@ -35,7 +35,7 @@ def read_prompts(path: str | Path, target: str | Path | None = None) -> list[Pro
     if not path.is_file():
         found = f"no file {path.name}" if path.name else "nothing"
         raise InputError("prompts", found, "a JSONL file, one request a line")
-    lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
     if not lines:
         raise InputError(path.name, "no request", "one request a line")
     return [_parse(f"{path.name} line {number}", line, target) for number, line in lines]

@@ -106,6 +106,8 @@ def _headline(verdict: Record, diagnosis: Sequence[Record]) -> tuple[str, str]:
         return "no verdict", "unsure"
     if verdict.get("healthy") is True:
         return "healthy", "good"
+    if diagnosis and verdict.get("healthy", False) is None:
+        return "a doubt that notebook 02 refutes", "unsure"
     if diagnosis:
         symptoms = sum(is_symptom(str(entry.get("kind"))) for entry in diagnosis)
         counts = {"cause": len(diagnosis) - symptoms, "symptom": symptoms}

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.finding import SEVERITIES, Finding
+from eagle3lib.findings.verdict import NO_RECORD
 from eagle3lib.reading.files import parse_object, read_text, write_text
 from eagle3lib.telling.jsonable import jsonable
 from eagle3lib.telling.parameters import MODELS, Parameters, validate
@@ -122,11 +123,15 @@ def start(stem: str, namespace: Mapping[str, Any]) -> Run:
     known = MODELS[stem].model_fields if stem in MODELS else {}
     given = {name: namespace[name] for name in known if name in namespace}
     run_dir = resolve_run_dir(given.get("run_dir"))
-    record_path(run_dir, stem).unlink(missing_ok=True)
+    if record_path(run_dir, stem).is_file():
+        record_path(run_dir, stem).unlink()
     injected = injected_parameters(namespace.get("In", ()))
     parameters = validate(stem, {**injected, **given}).model_copy(update={"run_dir": str(run_dir)})
     _check_not_overwritten(injected, namespace)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InputError("run_dir", f"{run_dir.name}, which is or lies below a file", "a folder") from None
     return Run(stem, parameters, run_dir, _now(), provenance({"draft": parameters.draft, "target": parameters.target}))
 
 
@@ -203,8 +208,10 @@ def _checked_finding(path: Path, finding: Any) -> dict[str, Any]:
     whole = {**texts, "edits": [], **{key: value for key, value in finding.items() if value is not None}}
     if unfit := [name for name in texts if not isinstance(whole[name], str)]:
         raise InputError(f"{path}: findings: {unfit[0]}", repr(whole[unfit[0]])[:80], "text")
-    edits = whole["edits"]
-    if not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
+    edits, names = whole["edits"], ("where", "key")
+    if not isinstance(edits, list) or not all(
+        isinstance(edit, dict) and all(isinstance(edit.get(name, ""), str) for name in names) for edit in edits
+    ):
         raise InputError(f"{path}: findings: edits", repr(edits)[:80], "a list of objects")
     return whole
 
@@ -214,7 +221,7 @@ def read_records(run_dir: str | Path) -> tuple[dict[str, dict[str, Any]], dict[s
     records, reasons = {}, {}
     for stem in MODELS:
         if not record_path(run_dir, stem).is_file():
-            reasons[stem] = "no record"
+            reasons[stem] = NO_RECORD
             continue
         try:
             records[stem] = read_record(run_dir, stem)
