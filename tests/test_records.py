@@ -143,6 +143,8 @@ BROKEN = {
             '"kind": 7, "severity": "error"': "kind", '"kind": ["a"], "severity": "note"': "kind",
             '"kind": "a", "severity": "error", "edits": "abc"': "edits",
             '"kind": "a", "severity": "error", "edits": ["abc"]': "edits",
+            '"kind": "a", "severity": "error", "edits": [{"where": ["a"], "key": "b"}]': "edits",
+            '"kind": "a", "severity": "error", "edits": [{"where": "launch", "key": 5}]': "edits",
             '"kind": "a", "severity": "error", "evidence": {}': "evidence",
         }.items()
     },
@@ -163,6 +165,14 @@ def test_progress_is_plain_text_on_stderr(tmp_path: Path, capsys: pytest.Capture
     run.say("point done")
     out, err = capsys.readouterr()
     assert not out and "samples: 100%" in err and "point done\n" in err
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_run_folder_that_is_a_file_is_told(tmp_path: Path, below: str) -> None:
+    (tmp_path / "taken").write_text("not ours")
+    with pytest.raises(InputError, match="run_dir"):
+        start(STEM, notebook(tmp_path / "taken" / below))
+    assert (tmp_path / "taken").read_text() == "not ours"
 
 
 def test_a_figure_stays_in_the_run_folder(tmp_path: Path) -> None:

@@ -231,3 +231,10 @@ def test_the_first_stage_that_differs_is_an_error_and_rounding_is_none():
     assert stage_findings([fine]) == [] == stage_findings([])
     (found,) = stage_findings([fine, compare("attention_output", same * 1.3, ones), compare("norm", same * 2, ones)])
     assert (found.kind, found.severity, found.subject) == ("capture.diverged", "error", "attention_output")
+
+
+@pytest.mark.parametrize("odd", [5, "abc", [0, 3, 400], [0, True, 3], None])
+def test_another_notebooks_odd_boundaries_are_passed_over(states, odd):
+    held = references.References((states,), None)
+    found, why = references.expected_boundaries((), held, {"results": {"best_boundaries": odd}}, (0, 3, 6))
+    assert found == (0, 3, 6) and "config" in why

@@ -13,6 +13,7 @@ from eagle3lib.findings.config_rules import inspect
 from eagle3lib.findings.edits import apply_edits
 from eagle3lib.findings.finding import Edit, Finding
 from eagle3lib.findings.wiring_rules import (
+    accuracy_findings,
     conclusion,
     coverage_findings,
     measured_wiring,
@@ -25,7 +26,7 @@ from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.wiring_search import Candidate, Search
 from eagle3lib.reading.samples import Sample
 from eagle3lib.telling import figures, views
-from tests.static_pairs import VOCAB, H, Pair
+from tests.static_pairs import VOCAB, H, Pair, inspected
 
 IDS = "eagle_config.eagle_aux_hidden_state_layer_ids"
 GOOD, POOR = rate([60, 62, 58], [80, 80, 80]), rate([4, 2, 3], [80, 80, 80])
@@ -157,3 +158,30 @@ def test_every_edit_of_a_remedy_reaches_the_engine(tmp_path: Path, fields: dict,
     findings = search_findings(Search((best, here), configured, (), 1, 1.0), before)
     pair.draft = apply_edits(pair.draft, [edit for finding in findings for edit in finding.edits])
     assert inspect(*pair.write(tmp_path), pair.launch, pair.engine).served.wiring == wanted
+
+
+def test_half_of_good_on_the_samples_own_states_is_sure_enough(tmp_path: Path) -> None:
+    """Fed other states a draft is right in one of twenty, so an interval that ends below good still tells."""
+    inspection = kimi(tmp_path, [3, 31, 59])
+    wiring, _ = measured_wiring(inspection, [material((0, 3, 31), (0, 3, 31))])
+    for ci, severity in (((0.38, 0.53), "error"), ((0.15, 0.75), "warning")):
+        (found,) = sample_findings(inspection, wiring, Rate(0.457, 641, 1403, ci))
+        assert (found.kind, found.severity) == ("aux.layers", severity)
+
+
+def test_one_request_is_no_ground_for_a_warning() -> None:
+    assert accuracy_findings(rate([12], [40])) == [] != accuracy_findings(rate([12, 12, 12], [40, 40, 40]))
+    (found,) = coverage_findings(rate([80], [100]))
+    assert found.severity == "note"
+
+
+@pytest.mark.parametrize(("idle", "kind"), [((), "vocab.head_mismatch"), ((1,), "quality.undertrained")])
+def test_a_draft_that_is_never_right_is_not_called_undertrained(idle: tuple[int, ...], kind: str) -> None:
+    never = Candidate("as configured", Wiring((2, 6, 9)), rate([0] * 8, [80] * 8), rate([10], [10]), 0.0, None)
+    (found,) = search_findings(Search((never,), never.wiring, idle, 1, 1.0), inspected())
+    assert found.kind == kind
+
+
+def test_a_tower_without_a_target_stands_as_high_as_what_is_known() -> None:
+    for trained, captured in ((None, None), ((0, 3, 16), None), ((0, 3), (2, 5))):
+        assert figures.tower(None, trained, captured).axes
