@@ -281,7 +281,7 @@ def test_of_wirings_too_near_to_tell_the_least_mistake_is_named(place: int) -> N
     near, far = CONFIGURED.but(boundaries=(0, 2, 5)), CONFIGURED.but(boundaries=(0, 3, 6))
     wirings = [CONFIGURED, near, far]
     here, good = measured(draw, list(0.1 + own)), measured(draw, list(0.6 + own))
-    found = [here, good, measured(draw, list(0.6 + own), good)][:3]
+    found = [here, good, measured(draw, list(0.6 + own), good)]
     if place:  # whichever happens to be ahead
         found[1:] = found[:0:-1]
     best, *rest = _ranked(CONFIGURED, wirings, found, set(wirings), 3)

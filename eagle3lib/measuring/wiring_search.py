@@ -229,11 +229,15 @@ def _ranked(
 
     A wiring must be clearly better where no known mistake explains it, and where another one changes less of the same.
     """
-    base = accept_counts(evaluations[0].walks(num_steps))
+    counts = {
+        wiring: accept_counts(evaluation.walks(num_steps))
+        for wiring, evaluation in zip(chosen, evaluations, strict=True)
+    }
+    base = counts[configured]
     usual, others, requests = sum(base[0]) / max(sum(base[1]), 1), max(len(chosen) - 1, 1), len(base[0])
     candidates = []
     for wiring, evaluation in zip(chosen, evaluations, strict=True):
-        better = gain(*accept_counts(evaluation.walks(num_steps)), *base)
+        better = gain(*counts[wiring], *base)
         plain = better.ci is not None and better.ci[0] > 0
         large = plain and (better.value or 0.0) >= LARGE * usual and requests > LEAST_REQUESTS
         shown = large or (requests >= LEAST_REQUESTS and conclusive(better, requests, others, 2 * LEVEL))  # one side
@@ -256,11 +260,6 @@ def _ranked(
         )
         handicap = MATERIAL * usual if simpler or candidate.wiring not in explained else 0.0
         return handicap - candidate.gain, len(changes)
-
-    counts = {
-        wiring: accept_counts(evaluation.walks(num_steps))
-        for wiring, evaluation in zip(chosen, evaluations, strict=True)
-    }
 
     def near(first: Candidate, other: Candidate) -> bool:
         """Whether the first is not surely ahead of the other one, which is better than configured."""

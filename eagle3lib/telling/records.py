@@ -185,7 +185,7 @@ def read_record(run_dir: str | Path, stem: str) -> dict[str, Any]:
     path = record_path(run_dir, stem)
     cure = f"run notebook {stem} with this run_dir"
     if not path.is_file():
-        raise InputError(path, "no record", "the record of a finished or partial run", cure)
+        raise InputError(path, NO_RECORD, "the record of a finished or partial run", cure)
     try:
         record = parse_object(read_text(path), path)
     except InputError as error:
