@@ -33,7 +33,7 @@ from eagle3lib.maths.trees import grow
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import from_report
 from eagle3lib.measuring.forecast import setting_forecast
-from eagle3lib.measuring.materials import Material, Materials
+from eagle3lib.measuring.sample_states import SampleStates, StatesDataset
 from eagle3lib.measuring.served import forecast_served
 from eagle3lib.reading.engine_reports import read_engine_reports
 from eagle3lib.reading.launch import Launch
@@ -70,15 +70,15 @@ def measure(row: str, prompts: list[Prompt], tokens: int, folder: Path, target: 
     served = from_report(reports[0])
 
     samples = read_samples(folder / "served" / "responses.jsonl")
-    materials = list(Materials(samples, target, tensors, cache, wiring.boundaries))
+    dataset = list(StatesDataset(samples, target, tensors, cache, wiring.boundaries))
     started = time.perf_counter()
-    forecasts = [setting_forecast(loaded, wiring, material, setting) for material in materials]
+    forecasts = [setting_forecast(loaded, wiring, sample_states, setting) for sample_states in dataset]
     predicting = time.perf_counter() - started
     proposed = (sum(len(each.runs) for each in forecasts) * (budget - 1), (served.verify_steps or 0) * (budget - 1))
     speeds = [count / seconds for count, seconds in zip(proposed, (predicting, serving), strict=True)]
     differing = [
         f"request {each.request}, start {each.start}: predicted {each.predicted}, served {each.served}, "
-        f"gap {gap(loaded, wiring, materials[each.request], setting, each.start, min(each.predicted, each.served)):.2g}"
+        f"gap {gap(loaded, wiring, dataset[each.request], setting, each.start, min(each.predicted, each.served)):.2g}"
         for each in found.agreement.mismatches
     ]
     return {
@@ -94,10 +94,12 @@ def measure(row: str, prompts: list[Prompt], tokens: int, folder: Path, target: 
     }, differing
 
 
-def gap(draft: Draft, wiring: Wiring, material: Material, setting: Setting, start: int, accepted: int) -> float:
+def gap(
+    draft: Draft, wiring: Wiring, sample_states: SampleStates, setting: Setting, start: int, accepted: int
+) -> float:
     """How close the decision was that a served step took otherwise, after ``accepted`` drafts."""
-    states, ids = material.stack(wiring.boundaries), material.sample.input_ids
-    first = material.sample.prompt_tokens - 1
+    states, ids = sample_states.stack(wiring.boundaries), sample_states.sample.input_ids
+    first = sample_states.sample.prompt_tokens - 1
     if setting[1] == 1:
         return float(forward(draft, wiring, states, ids, setting[0], first).margins[accepted, start])
     return float(grow(draft, wiring, states, ids, setting, first).margins[start])

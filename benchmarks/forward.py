@@ -77,7 +77,7 @@ def random_draft(width: int, dtype: torch.dtype, device: str) -> Draft:
     return Draft(
         fc=Linear(normal(width, 3 * width)), input_norm=None, slot_norms=(), layers=(layer,), norm=norm,
         lm_head=normal(vocab, width), own_embedding=normal(2 * vocab, width), target_embedding=None,
-        d2t=torch.zeros(vocab, dtype=torch.int64, device=device), slots=3,
+        d2t=torch.zeros(vocab, dtype=torch.int64, device=device), num_aux_hidden_states=3,
         head_dim=head_dim, eps=1e-5, max_positions=4096,
     )  # fmt: skip
 
@@ -221,7 +221,7 @@ def kimi_size_peak_gb(threads: int) -> float:
 def load_and_draft(folder: str) -> float:
     """The peak of this process. ``VmHWM`` begins anew with a program; ``ru_maxrss`` would carry its parent's peak."""
     draft = Draft.load(folder, None, torch.bfloat16)
-    states = torch.randn(2048, draft.slots, draft.width).bfloat16()
+    states = torch.randn(2048, draft.num_aux_hidden_states, draft.width).bfloat16()
     forward(draft, WIRING, states, torch.randint(KIMI["vocab_size"], (2048,)), 3)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024 / 1e9

@@ -68,8 +68,8 @@ def work(samples: Path) -> None:
     from eagle3lib.maths.target_states import TargetTensors
     from eagle3lib.maths.wiring import Wiring
     from eagle3lib.measuring.evaluation import evaluate_all
-    from eagle3lib.measuring.last_state import teaching
-    from eagle3lib.measuring.materials import Materials
+    from eagle3lib.measuring.last_state import target_argmax_of
+    from eagle3lib.measuring.sample_states import StatesDataset
     from eagle3lib.measuring.survey import survey
     from eagle3lib.measuring.wiring_search import search_wiring
     from eagle3lib.reading.samples import read_samples
@@ -88,14 +88,15 @@ def work(samples: Path) -> None:
     target = TargetTensors(random(VOCAB, WIDTH), random(VOCAB, WIDTH), ones, 1e-6)
     draft = Draft(
         fc=Linear(random(WIDTH, SLOTS * WIDTH)), input_norm=None, slot_norms=(), layers=(layer,), norm=ones,
-        lm_head=random(VOCAB, WIDTH), own_embedding=None, target_embedding=target.embedding, d2t=None, slots=SLOTS,
+        lm_head=random(VOCAB, WIDTH), own_embedding=None, target_embedding=target.embedding, d2t=None,
+        num_aux_hidden_states=SLOTS,
         head_dim=WIDTH // 8, eps=1e-6, max_positions=2048,
     )  # fmt: skip
     wiring = Wiring(BOUNDARIES)
-    materials = Materials(read_samples(samples, WIDTH, vocab=VOCAB), "", target, "")
-    known = survey(materials, BOUNDARIES, None, target)
-    found = evaluate_all(draft, wiring, materials, 3, teaching(9, target, None, known.last))
-    search_wiring(draft, wiring, materials.spread(16), 3)
+    dataset = StatesDataset(read_samples(samples, WIDTH, vocab=VOCAB), "", target, "")
+    known = survey(dataset, BOUNDARIES, None, target)
+    found = evaluate_all(draft, wiring, dataset, 3, target_argmax_of(9, target, None, known.last))
+    search_wiring(draft, wiring, dataset.spread(16), 3)
     assert len(found.requests) == len(known.lengths) == int(samples.name)
     print(_peak())
 

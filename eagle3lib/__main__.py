@@ -28,7 +28,7 @@ def run(plan: Path, resume: bool, jobs: int, notebooks: Path) -> None:
 
     Exit code 0: all finished; 1: a run failed or is partial; 2: the plan is wrong, and nothing was started.
     """
-    from eagle3lib.telling.plan import check_notebooks, read_plan
+    from eagle3lib.batch.plan import check_notebooks, read_plan
 
     try:
         checked = read_plan(plan)
@@ -36,7 +36,7 @@ def run(plan: Path, resume: bool, jobs: int, notebooks: Path) -> None:
     except InputError as error:
         click.echo(f"the plan is wrong. {error}", err=True)
         sys.exit(2)
-    from eagle3lib.telling.batch import Batch  # slow to import, and of no use to a wrong plan
+    from eagle3lib.batch.runner import Batch  # slow to import, and of no use to a wrong plan
 
     sys.exit(Batch(checked, notebooks, resume, jobs).run())
 

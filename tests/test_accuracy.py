@@ -19,7 +19,14 @@ from eagle3lib.maths.draft_weights import Draft
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.accuracy import Teacher, coverage, depth_accuracy, depth_counts, teacher, trainer_counts
+from eagle3lib.measuring.accuracy import (
+    TargetArgmax,
+    coverage,
+    depth_accuracy,
+    depth_counts,
+    target_argmax,
+    trainer_counts,
+)
 from tests.test_draft_against_trainers import (
     CLASSIC,
     DEPTHS,
@@ -72,7 +79,7 @@ def test_accuracies_as_speculators_reports_them() -> None:
             verifier_last_hidden_states=last[None, 1:], ttt_steps=DEPTHS,
             loss_config=resolve_loss_config("ce", "eager"),
         )  # fmt: skip
-    said = teacher(rms_norm(last, draft.norm, EPS), head, ids)
+    said = target_argmax(rms_norm(last, draft.norm, EPS), head, ids)
     for name in ("full_acc", "cond_acc"):
         top, bottom = trainer_counts(f"speculators {name}", chains, said, mask)
         assert top.sum() > 5
@@ -88,7 +95,7 @@ def test_accuracies_as_specforge_counts_them() -> None:
     mask = torch.arange(TOKENS) >= 9
     chains = forward(draft, CLASSIC, states, tokens, DEPTHS)
     last, head = agreeing_teacher(draft, chains, tokens)
-    said = teacher(rms_norm(last, draft.norm, EPS), head, target_ids(draft, CLASSIC))
+    said = target_argmax(rms_norm(last, draft.norm, EPS), head, target_ids(draft, CLASSIC))
     top, bottom = trainer_counts("specforge acc", chains, said, mask)
     logits = ours(draft, CLASSIC, states, tokens, DEPTHS)[1]
     theirs = mask.long().clone()
@@ -126,7 +133,7 @@ def demo(name: str) -> tuple[Any, ...]:
         model = recipe.specforge_class(DEMO / "draft", weights, embedding)
     else:
         model = recipe.speculators_class(DEMO / "draft", weights, embedding, norm)
-    said = teacher(rms_norm(last, norm, draft.eps), embedding, ids)
+    said = target_argmax(rms_norm(last, norm, draft.eps), embedding, ids)
     return (
         recipe,
         model,
@@ -180,7 +187,7 @@ def test_the_demo_draft_as_specforge_counts_it() -> None:
 def test_starts_that_the_mask_counts_must_be_there() -> None:
     draft, (states, tokens) = random_draft(), sample()
     chains = forward(draft, CLASSIC, states, tokens, DEPTHS, first=8)
-    said = Teacher(tokens, tokens)
+    said = TargetArgmax(tokens, tokens)
     with pytest.raises(InputError, match="starts from 8"):
         trainer_counts("specforge acc", chains, said, torch.arange(TOKENS) >= 9)
 

@@ -16,12 +16,12 @@ import psutil
 import pytest
 import yaml
 
+from eagle3lib.batch.plan import PlannedRun, read_plan
+from eagle3lib.batch.runner import Batch
 from eagle3lib.errors import InputError
-from eagle3lib.telling.batch import Batch
-from eagle3lib.telling.index import Outcome
-from eagle3lib.telling.parameters import MODELS, render_parameters_cell
-from eagle3lib.telling.plan import PlannedRun, read_plan
-from eagle3lib.telling.records import start
+from eagle3lib.reporting.index import Outcome
+from eagle3lib.reporting.parameters import MODELS, render_parameters_cell
+from eagle3lib.reporting.records import start
 
 ROOT = Path(__file__).parents[1]
 VERDICT = """
@@ -37,7 +37,7 @@ results = {"healthy": False, "next_step": "apply the <edits>", "diagnosis": [
 def write_notebook(folder: Path, stem: str, work: str = "results = {}", tag: str = "parameters") -> None:
     """A notebook whose saved kernel is some venv of its author's."""
     cell = nbformat.v4.new_code_cell(render_parameters_cell(MODELS[stem]), metadata={"tags": [tag]})
-    start = f"from eagle3lib.telling.records import start\nrun = start({stem!r}, globals())\np = run.parameters"
+    start = f"from eagle3lib.reporting.records import start\nrun = start({stem!r}, globals())\np = run.parameters"
     body = [cell, *map(nbformat.v4.new_code_cell, (start, work, "run.finish(results)"))]
     kernel = {"name": "my-venv", "display_name": "My venv", "language": "python"}
     folder.mkdir(exist_ok=True)

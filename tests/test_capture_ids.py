@@ -10,15 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_source import method
 
-from eagle3lib.engine.capture_ids import (
-    RULES,
-    VERSIONS,
-    captured,
-    default_boundaries,
-    engine_version,
-    family_rule,
-    ids_for,
-)
+from eagle3lib.engine.capture_ids import RULES, VERSIONS, captured, engine_version, family_rule, ids_for
+from eagle3lib.maths.wiring import default_boundaries
 
 #: Family -> file, class, and the class of its inner model where that one sets the flags.
 SETTERS = {

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from static_pairs import SMALL, VOCAB, H, Pair
 
+from eagle3lib.batch.cure import write_cured_draft
 from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import Inspection, corrected_config, inspect, rule_table
 from eagle3lib.findings.edits import apply_edits
 from eagle3lib.findings.finding import Edit
-from eagle3lib.telling.cure import write_cured_draft
 
 CONFIGS = Path(__file__).parent / "data" / "public_configs"
 

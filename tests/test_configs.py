@@ -16,13 +16,13 @@ import pytest
 import torch
 from static_pairs import H, Pair
 
-from eagle3lib.engine.serving_rules import serve
-from eagle3lib.engine.trained import trained_wiring
+from eagle3lib.engine.engine_config import resolve_engine_config
 from eagle3lib.errors import InputError
 from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import DraftConfig
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.target_config import FAMILIES, TargetConfig
+from eagle3lib.trainers.trained_wiring import trained_wiring
 
 CONFIGS = Path(__file__).parent / "data" / "public_configs"
 LLAMA = TargetConfig.from_dict(
@@ -200,7 +200,7 @@ def test_trained_switches(tmp_path: Path) -> None:
     trained = trained_wiring(draft, target, Checkpoint.open(folder)).wiring
     assert trained is not None
     pair.draft = {**Pair().draft, "norm_output": True, "norm_before_fc": True}
-    served = serve(DraftConfig.from_dict(pair.draft), target, Launch.parse(""), "sglang==0.5.23").wiring
+    served = resolve_engine_config(DraftConfig.from_dict(pair.draft), target, Launch.parse(""), "sglang==0.5.23").wiring
     assert served is not None
     assert served.differences(trained) == {"norm_before_residual": (False, True)}
     angel = trained_wiring(public("angelslim-qwen3-8b-eagle3"), LLAMA, None)

@@ -16,8 +16,8 @@ from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.forecast import BEYOND, agreement, continued, setting_forecast
-from eagle3lib.measuring.materials import material
 from eagle3lib.measuring.replay import STAGES, replay
+from eagle3lib.measuring.sample_states import sample_states
 from eagle3lib.reading.captures import read_capture
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.prompts import Prompt
@@ -38,14 +38,14 @@ WIRINGS = {
     "classic": ({}, CLASSIC, {}),
     "every norm": (
         {"norm_output": True, "fc_norm": True},
-        CLASSIC.but(norm_output=True, fc_norm=True),
+        CLASSIC.replace(norm_output=True, fc_norm=True),
         {f"aux_norm_{which}.weight": WIDTH for which in ("low", "mid", "high")},
     ),
     "one norm before fc, llama3 rope": (
         {"eagle_config": {"norm_before_fc": True, "eagle_aux_hidden_state_layer_ids": [-1, 2, 5]},
          "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 4.0, "low_freq_factor": 1.0,
                              "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
-        CLASSIC.but(norm_before_fc=True, rope_theta=5e5, rope_scaling={
+        CLASSIC.replace(norm_before_fc=True, rope_theta=5e5, rope_scaling={
             "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 32}),
         {"input_norm.weight": 3 * WIDTH},
@@ -98,7 +98,7 @@ def test_stages_and_steps_are_the_engine_s(name: str, target, tmp_path: Path) ->
         samples.append(Sample("r", ids, torch.arange(len(ids)) >= prompt, prompt))
     forecasts = [
         setting_forecast(
-            draft, wiring, material(sample, folder, tensors, tmp_path / "cache", wiring.boundaries),
+            draft, wiring, sample_states(sample, folder, tensors, tmp_path / "cache", wiring.boundaries),
             (STEPS, 1, STEPS + 1), BEYOND,
         )
         for sample in continued(samples, folder)

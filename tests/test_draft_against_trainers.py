@@ -55,7 +55,7 @@ def random_draft(layers: int = 1, slots: int = 3, biases: bool = False, seed: in
         own_embedding=normal(VOCAB, WIDTH, scale=1.0),
         target_embedding=normal(VOCAB, WIDTH, scale=1.0),
         d2t=torch.arange(DRAFT_VOCAB) // 2,
-        slots=slots, head_dim=HEAD_DIM, eps=EPS, max_positions=256,
+        num_aux_hidden_states=slots, head_dim=HEAD_DIM, eps=EPS, max_positions=256,
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def speculators_model(draft: Draft, wiring: Wiring):  # noqa: ANN201
         transformer_layer_config=config, draft_vocab_size=DRAFT_VOCAB,
         norm_before_residual=wiring.norm_before_residual, norm_before_fc=wiring.norm_before_fc,
         fc_norm=wiring.fc_norm, norm_output=wiring.norm_output,
-        eagle_aux_hidden_state_layer_ids=list(range(draft.slots)),
+        eagle_aux_hidden_state_layer_ids=list(range(draft.num_aux_hidden_states)),
         speculators_config=SpeculatorsConfig(
             algorithm="eagle3", verifier=verifier,
             proposal_methods=[proposal], default_proposal_method="greedy",
@@ -181,19 +181,19 @@ def known(values: list[Tensor], tokens: Tensor) -> list[Tensor]:
 CLASSIC = Wiring(boundaries=(0, 3, 5), rope_theta=1e5)
 SPECULATORS = {
     "classic": (CLASSIC, {}),
-    "norm_before_residual": (CLASSIC.but(norm_before_residual=True), {}),
-    "norm_before_fc": (CLASSIC.but(norm_before_fc=True), {}),
-    "fc_norm": (CLASSIC.but(fc_norm=True), {}),
-    "norm_output": (CLASSIC.but(norm_output=True), {}),
-    "all norms": (CLASSIC.but(norm_before_residual=True, fc_norm=True, norm_output=True), {}),
-    "biases": (CLASSIC.but(attention_bias=True), {"biases": True}),
-    "q and k norms": (CLASSIC.but(qk_norm=True), {}),
-    "two layers": (CLASSIC.but(later_norm="input_layernorm"), {"layers": 2}),
-    "window": (CLASSIC.but(window=9), {}),
-    "llama3 rope": (CLASSIC.but(rope_scaling=LLAMA3), {}),
-    "yarn rope": (CLASSIC.but(rope_scaling=YARN), {}),
-    "four slots": (CLASSIC.but(boundaries=(0, 2, 3, 5)), {"slots": 4}),
-    "one slot": (CLASSIC.but(boundaries=(4,)), {"slots": 1}),
+    "norm_before_residual": (CLASSIC.replace(norm_before_residual=True), {}),
+    "norm_before_fc": (CLASSIC.replace(norm_before_fc=True), {}),
+    "fc_norm": (CLASSIC.replace(fc_norm=True), {}),
+    "norm_output": (CLASSIC.replace(norm_output=True), {}),
+    "all norms": (CLASSIC.replace(norm_before_residual=True, fc_norm=True, norm_output=True), {}),
+    "biases": (CLASSIC.replace(attention_bias=True), {"biases": True}),
+    "q and k norms": (CLASSIC.replace(qk_norm=True), {}),
+    "two layers": (CLASSIC.replace(later_norm="input_layernorm"), {"layers": 2}),
+    "window": (CLASSIC.replace(window=9), {}),
+    "llama3 rope": (CLASSIC.replace(rope_scaling=LLAMA3), {}),
+    "yarn rope": (CLASSIC.replace(rope_scaling=YARN), {}),
+    "four slots": (CLASSIC.replace(boundaries=(0, 2, 3, 5)), {"slots": 4}),
+    "one slot": (CLASSIC.replace(boundaries=(4,)), {"slots": 1}),
 }
 
 
@@ -202,7 +202,7 @@ SPECULATORS = {
 def test_equals_speculators(name: str, attention) -> None:  # noqa: ANN001
     wiring, made = SPECULATORS[name]
     draft = random_draft(**made)
-    states, tokens = sample(draft.slots)
+    states, tokens = sample(draft.num_aux_hidden_states)
     hidden, logits = ours(draft, wiring, states, tokens, DEPTHS, attention=attention)
     their_hidden, their_logits = speculators_run(draft, wiring, states, tokens)
     assert_same(hidden, their_hidden)
@@ -213,10 +213,10 @@ def test_equals_speculators(name: str, attention) -> None:  # noqa: ANN001
 
 SPECFORGE = {
     "classic": (CLASSIC, {}),
-    "fc_norm": (CLASSIC.but(fc_norm=True), {"fc_norm": True}),
-    "norm_output false": (CLASSIC.but(norm_before_head=False), {"norm_output": False}),
-    "linear rope": (CLASSIC.but(rope_scaling={"rope_type": "linear", "factor": 2.0}), {}),
-    "llama3 rope": (CLASSIC.but(rope_scaling=LLAMA3), {}),
+    "fc_norm": (CLASSIC.replace(fc_norm=True), {"fc_norm": True}),
+    "norm_output false": (CLASSIC.replace(norm_before_head=False), {"norm_output": False}),
+    "linear rope": (CLASSIC.replace(rope_scaling={"rope_type": "linear", "factor": 2.0}), {}),
+    "llama3 rope": (CLASSIC.replace(rope_scaling=LLAMA3), {}),
 }
 
 
@@ -262,7 +262,7 @@ def test_equals_specforge(name: str) -> None:
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_late_start_changes_nothing(change: dict, layers: int) -> None:
     draft, (states, tokens) = random_draft(layers), sample()
-    wiring = CLASSIC.but(**change)
+    wiring = CLASSIC.replace(**change)
     whole = ours(draft, wiring, states, tokens, DEPTHS)[0]
     hidden = combine(draft, wiring, states)
     late = list(depth_states(draft, wiring, hidden, tokens, DEPTHS, first=11))
@@ -272,13 +272,13 @@ def test_a_late_start_changes_nothing(change: dict, layers: int) -> None:
 def test_shift_moves_the_states() -> None:
     draft, (states, tokens) = random_draft(), sample()
     moved = torch.cat([states[:1] * 0, states[:-1]])
-    mine = ours(draft, CLASSIC.but(shift=1), states, tokens, DEPTHS)[0]
+    mine = ours(draft, CLASSIC.replace(shift=1), states, tokens, DEPTHS)[0]
     assert_same(mine, ours(draft, CLASSIC, moved, tokens, DEPTHS)[0])
 
 
 def test_a_trace_ends_with_what_forward_proposes() -> None:
     draft, (states, tokens) = random_draft(), sample()
-    wiring = CLASSIC.but(fc_norm=True, norm_output=True)
+    wiring = CLASSIC.replace(fc_norm=True, norm_output=True)
     chains = forward(draft, wiring, states, tokens, 3)
     stages = trace(draft, wiring, states, tokens, position=13, depths=3)
     assert [s.first[0] for s in stages if s.name == "proposed"] == chains.proposed[:, 13].tolist()

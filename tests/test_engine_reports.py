@@ -18,7 +18,7 @@ from eagle3lib.reading.engine_reports import parse_engine_report, read_engine_re
 from eagle3lib.reading.run_flags import differing
 from eagle3lib.reading.samples import read_samples
 from eagle3lib.reading.training_reports import checkpoints, parse_training_report, read_training_report
-from eagle3lib.telling import figures, tables
+from eagle3lib.reporting import figures, tables
 
 NEW = {
     "completion_tokens": 18, "spec_verify_ct": 10,

@@ -17,7 +17,7 @@ from eagle3lib.maths.trees import Trees, grow
 from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.measuring.evaluation import sample_walk
 from eagle3lib.measuring.expected import expected, expected_histogram, rejection, target_only
-from eagle3lib.measuring.materials import Material
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.reading.samples import Sample
 from tests.test_trees import FIRST, VOCAB, WIDTH, WIRINGS, chances, made
 from tests.tiny import tiny_draft, tiny_target
@@ -81,9 +81,9 @@ def test_over_sampled_conversations_it_is_what_their_walks_accept(
     for said in drawn:
         trees = grown(pair, setting, said)
         walk = sample_walk(conversation(said), trees.starts, trees.runs)
-        foretold = counted(pair, setting, said, 0.9)
-        assert sum(foretold) == pytest.approx(len(walk.accepted), rel=1e-4)
-        differences.append(sum(j * count for j, count in enumerate(foretold)) - sum(walk.accepted))
+        predicted = counted(pair, setting, said, 0.9)
+        assert sum(predicted) == pytest.approx(len(walk.accepted), rel=1e-4)
+        differences.append(sum(j * count for j, count in enumerate(predicted)) - sum(walk.accepted))
         accepted, steps = accepted + sum(walk.accepted), steps + len(walk.accepted)
     spread = torch.tensor(differences)
     assert abs(float(spread.mean())) < 3 * float(spread.std()) / len(spread) ** 0.5
@@ -98,9 +98,9 @@ def counted(pair: tuple[Path, Path, Tensor], setting: tuple[int, ...], tokens: T
     target, draft, _ = pair
     tensors, wiring = TargetTensors.load(target), inspect(str(draft), str(target), "").runnable_wiring
     states = target_states(target, tokens, wiring.boundaries)
-    material = Material.of(conversation(tokens), states, wiring.boundaries, tensors.embedding)
+    sample_states = SampleStates.of(conversation(tokens), states, wiring.boundaries, tensors.embedding)
     loaded = Draft.load(draft, tensors.embedding)
-    return list(expected(loaded, wiring, material, target, tensors, setting, temperature))
+    return list(expected(loaded, wiring, sample_states, target, tensors, setting, temperature))
 
 
 def test_target_only_is_the_engines_game_of_coins() -> None:

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3lib.measuring.forecast import Forecast, Mismatch, agreement
-from eagle3lib.measuring.prediction import follow
+from eagle3lib.measuring.prediction import simulate_verify
 
 
 def made(*runs: int | None) -> Forecast:
     """One prediction a start; ``None`` is not known."""
     counts, sure = torch.tensor([run or 0 for run in runs]), torch.tensor([run is not None for run in runs])
-    return Forecast("made", runs, follow(counts, sure))
+    return Forecast("made", runs, simulate_verify(counts, sure))
 
 
 def test_each_served_step_is_compared_at_its_own_start() -> None:

@@ -140,7 +140,7 @@ class Largest(TorchDispatchMode):
 def test_no_mask_over_all_keys_and_no_logits_of_all_positions(window: int | None) -> None:
     tokens, depths, draw = 1600, 3, torch.Generator().manual_seed(0)
     draft = random_draft()
-    states = torch.randn(tokens, draft.slots, draft.width, generator=draw)
+    states = torch.randn(tokens, draft.num_aux_hidden_states, draft.width, generator=draw)
     ids = torch.randint(len(draft.own_embedding), (tokens,), generator=draw)
     draft = replace(draft, lm_head=random(0, 4096, draft.width), d2t=torch.zeros(4096, dtype=torch.int64))
     with Largest() as largest:

@@ -11,10 +11,10 @@ import pytest
 
 LIBRARY = Path(__file__).resolve().parents[1] / "eagle3lib"
 #: A room imports from those before it.
-ROOMS = ("reading", "maths", "measuring", "engine", "findings", "telling")
+ROOMS = ("reading", "maths", "trainers", "measuring", "engine", "findings", "reporting", "batch")
 #: Who alone may import what.
-TOOLS = {"sglang": "engine", "matplotlib": "telling", "ipywidgets": "telling", "papermill": "telling",
-         "nbconvert": "telling", "IPython": "telling"}  # fmt: skip
+TOOLS = {"sglang": "engine", "matplotlib": "reporting", "ipywidgets": "reporting", "papermill": "batch",
+         "nbconvert": "reporting", "IPython": "reporting"}  # fmt: skip
 FILES = sorted(path for path in LIBRARY.rglob("*.py") if "__pycache__" not in path.parts)
 
 
@@ -38,7 +38,7 @@ def test_a_file_keeps_to_its_room(path: Path) -> None:
         assert TOOLS.get(top, here) == here, f"{name} belongs in {TOOLS[top]}/"
         if top == "eagle3lib" and rest[0] in ROOMS and here in ROOMS:
             assert ROOMS.index(rest[0]) <= ROOMS.index(here), f"{here}/ must not import {name}"
-    assert len(path.read_text().splitlines()) <= 300, "one idea a file"
+    assert len(path.read_text().splitlines()) <= 400, "one idea a file"
 
 
 def test_every_file_stands_in_the_architecture() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.target_states import TargetTensors
-from eagle3lib.measuring.materials import Material, Materials
+from eagle3lib.measuring.sample_states import SampleStates, StatesDataset
 from eagle3lib.reading.samples import Sample, read_samples, write_sample
 
 T, H, VOCAB = 12, 8, 50
@@ -26,36 +26,36 @@ def written(folder: Path, count: int, bad: tuple[int, ...] = ()) -> Path:
     return folder
 
 
-def numbers(materials: Materials) -> list[int]:
-    return [int(material.states[3][0, 0]) for material in materials]
+def numbers(dataset: StatesDataset) -> list[int]:
+    return [int(sample_states.states[3][0, 0]) for sample_states in dataset]
 
 
 def test_each_loop_reads_anew_and_names_what_does_not_fit(tmp_path: Path) -> None:
-    materials = Materials(read_samples(written(tmp_path, 5, bad=(1,))), "", TENSORS, tmp_path, assumed=(3, 5, 7))
+    dataset = StatesDataset(read_samples(written(tmp_path, 5, bad=(1,))), "", TENSORS, tmp_path, assumed=(3, 5, 7))
     for _ in range(2):
-        assert numbers(materials) == [0, 2, 3, 4]
-        assert int(materials.first().states[3][0, 0]) == 0
-        assert [name[:3] for name in materials.refused] == ["001"] and materials.samples.given == 5
+        assert numbers(dataset) == [0, 2, 3, 4]
+        assert int(dataset.first().states[3][0, 0]) == 0
+        assert [name[:3] for name in dataset.refused] == ["001"] and dataset.samples.given == 5
     (tmp_path / "004.safetensors").unlink()
-    assert numbers(materials) == [0, 2, 3]
+    assert numbers(dataset) == [0, 2, 3]
 
 
 def test_none_that_fits_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown boundaries"):
-        list(Materials(read_samples(written(tmp_path, 3)), "", TENSORS, tmp_path))
+        list(StatesDataset(read_samples(written(tmp_path, 3)), "", TENSORS, tmp_path))
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, [0, 3, 6, 9]), (6, [0, 2, 4])])
 def test_a_few_are_spread_over_all(tmp_path: Path, limit: int | None, expected: list[int]) -> None:
     samples = read_samples(written(tmp_path, 10), limit=limit)
-    materials = Materials(samples, "", TENSORS, tmp_path, assumed=(3, 5, 7))
-    assert numbers(materials) == list(range(limit or 10))
-    assert numbers(materials.spread(4 if limit is None else 3)) == expected
-    assert numbers(materials.spread(100)) == list(range(limit or 10))
+    dataset = StatesDataset(samples, "", TENSORS, tmp_path, assumed=(3, 5, 7))
+    assert numbers(dataset) == list(range(limit or 10))
+    assert numbers(dataset.spread(4 if limit is None else 3)) == expected
+    assert numbers(dataset.spread(100)) == list(range(limit or 10))
 
 
 def test_a_part_holds_nothing_of_the_whole(tmp_path: Path) -> None:
     sample = Sample("s", torch.arange(40), torch.arange(40) >= 20, 20)
-    part = Material(sample, {3: torch.randn(40, H)}).part(before=6, after=5)
+    part = SampleStates(sample, {3: torch.randn(40, H)}).part(before=6, after=5)
     assert len(part.sample.input_ids) == len(part.states[3]) == 11 and part.sample.prompt_tokens == 6
     assert part.states[3].untyped_storage().nbytes() == 11 * H * 4

@@ -28,8 +28,8 @@ from eagle3lib.maths.kernels import chain_attention, plain_chain_attention, rms_
 from eagle3lib.maths.trace import trace
 from eagle3lib.maths.vocabulary import head_weight
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.replay import STAGES, replay
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.measuring.wiring_search import search_wiring
 from eagle3lib.reading.captures import Capture
 from eagle3lib.reading.samples import read_samples, write_sample
@@ -216,7 +216,7 @@ def transformers_chain(
 @torch.inference_mode()
 def test_chains_are_transformers_own(fields: dict[str, Any], attention: Any, tmp_path: Path) -> None:
     pair = mla_pair(**fields)
-    draft, wiring = loaded(pair, tmp_path), CLASSIC.but(rope_scaling=pair.draft["rope_scaling"])
+    draft, wiring = loaded(pair, tmp_path), CLASSIC.replace(rope_scaling=pair.draft["rope_scaling"])
     (states, tokens), table = inputs(), pair.target_weights["model.embed_tokens.weight"]
     hidden = F.linear(states.flatten(1), pair.weights["fc.weight"])
     chains = [transformers_chain(pair.weights, pair.draft, table, hidden, tokens, start) for start in STARTS]
@@ -263,7 +263,7 @@ def test_the_incident_of_a_target_too_large_to_run(tmp_path: Path, monkeypatch: 
     trained = (0, 3, 31)
     for name, value in (("WIDTH", H), ("VOCAB", VOCAB), ("BOUNDARIES", 32)):
         monkeypatch.setattr(test_wiring_search, name, value)
-    plan, materials = test_wiring_search.planted(CLASSIC.but(boundaries=trained), noise=0.3)
+    plan, dataset = test_wiring_search.planted(CLASSIC.replace(boundaries=trained), noise=0.3)
     pair = mla_pair(draft_vocab_size=VOCAB, rope_scaling=KIMI_YARN)
     text = pair.target | {"num_hidden_layers": 61, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2"}
     kind = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}
@@ -274,11 +274,11 @@ def test_the_incident_of_a_target_too_large_to_run(tmp_path: Path, monkeypatch: 
     for name in ("self_attn.o_proj", "mlp.down_proj"):  # what was planted is in fc and head alone
         pair.weights[f"layers.0.{name}.weight"] *= 1e-3
     inspection = inspect(*pair.write(tmp_path), pair.launch, pair.engine)
-    for m in materials:
+    for m in dataset:
         write_sample(tmp_path / "k" / f"{m.sample.name}.safetensors",
                      replace(m.sample, states=m.stack(trained), boundaries=trained))  # fmt: skip
     made = [
-        Material.of(sample, sample.states, sample.boundaries, None)
+        SampleStates.of(sample, sample.states, sample.boundaries, None)
         for sample in read_samples(tmp_path / "k", H, None, VOCAB)
     ]
     draft = Draft.load(tmp_path / "draft", plan.target_embedding)
@@ -287,5 +287,5 @@ def test_the_incident_of_a_target_too_large_to_run(tmp_path: Path, monkeypatch: 
     assert (search.answer, wiring.boundaries, wiring.rope_scaling["mscale"]) == ("sound", trained, 1.0)
     (found,) = sample_findings(inspection, wiring, search.as_configured.conditional_depth1)
     assert (found.kind, found.severity, found.edits[0].value) == ("aux.layers", "error", list(trained))
-    turned = search_wiring(draft, wiring.but(boundaries=(31, 0, 3)), made, DEPTHS)
+    turned = search_wiring(draft, wiring.replace(boundaries=(31, 0, 3)), made, DEPTHS)
     assert (turned.answer, turned.candidates[0].wiring.boundaries) == ("wiring", trained)

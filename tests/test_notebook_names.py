@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from eagle3lib.telling.parameters import MODELS
+from eagle3lib.reporting.parameters import MODELS
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 

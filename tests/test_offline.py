@@ -18,7 +18,7 @@ from eagle3lib.findings.breakdown import break_down
 from eagle3lib.findings.offline import Pair, open_pair, predict_served, read_wiring
 from eagle3lib.maths.target_states import greedy
 from eagle3lib.measuring.forecast import continued, setting_forecast
-from eagle3lib.measuring.materials import material
+from eagle3lib.measuring.sample_states import sample_states
 from eagle3lib.measuring.served import served_requests
 from eagle3lib.reading.engine_reports import read_engine_reports
 from eagle3lib.reading.samples import Sample
@@ -73,7 +73,7 @@ def test_reports_are_each_predicted_under_their_own_setting(pair: tuple, tmp_pat
     for setting in SETTINGS:
         responses = []
         for i, sample in enumerate(longer):
-            states = material(sample, made.target, made.tensors, made.cache, made.wiring.boundaries)
+            states = sample_states(sample, made.target, made.tensors, made.cache, made.wiring.boundaries)
             walk = setting_forecast(made.draft, made.wiring, states, setting, 16).walk
             counts = list(walk.histogram(setting[0]))
             meta = {
@@ -148,7 +148,7 @@ def test_a_map_of_another_length_than_the_head_is_one_clear_error(pair: tuple, b
     found = break_down(made, samples(broken / "s.jsonl", pair[1], [40] * 4), (3, 1, 4))
     assert "40 entries" in found.left_out and "64" in found.left_out
     with pytest.raises(InputError, match="one for each row of the head"):
-        setting_forecast(made.draft, made.wiring, next(iter(made.materials(str(broken / "s.jsonl")))), (3, 4, 8))
+        setting_forecast(made.draft, made.wiring, next(iter(made.dataset(str(broken / "s.jsonl")))), (3, 4, 8))
 
 
 def test_a_token_beyond_the_vocabulary_leaves_out_that_request_and_says_so(pair: tuple, tmp_path: Path) -> None:

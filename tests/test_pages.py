@@ -15,8 +15,8 @@ import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from eagle3lib.telling.index import Outcome, predicted, served, write_index
-from eagle3lib.telling.pages import LIMIT, masked_notebook, page_html, write_page
+from eagle3lib.reporting.index import Outcome, predicted, served, write_index
+from eagle3lib.reporting.pages import LIMIT, masked_notebook, page_html, write_page
 
 PIXEL = base64.b64encode(b"\x89PNG pixel").decode()
 STYLE = "<style>@import 'https://e.org/a.css'; a {background: url(//e.org/b)}</style>"

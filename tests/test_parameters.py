@@ -13,7 +13,7 @@ import papermill
 import pytest
 
 from eagle3lib.errors import InputError
-from eagle3lib.telling.parameters import MODELS, render_parameters_cell, validate
+from eagle3lib.reporting.parameters import MODELS, render_parameters_cell, validate
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SHARED = {"run_dir", "draft", "target", "engine", "launch", "show_text"}

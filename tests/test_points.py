@@ -14,7 +14,7 @@ from eagle3lib.findings.cost_rules import cost_findings
 from eagle3lib.measuring.sweep import recommend, summarise
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.points import OFF, Point, parse_points, read_points
-from eagle3lib.telling import tables
+from eagle3lib.reporting import tables
 
 CHAIN = (3, 1, 4)
 SERVING = {

@@ -7,19 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3lib.maths.draft import Chains
-from eagle3lib.measuring.prediction import Walk, accept_counts, follow
+from eagle3lib.measuring.prediction import VerifySteps, accept_counts, simulate_verify
 
 RIGHT = st.integers(1, 6).flatmap(
     lambda depths: st.lists(st.lists(st.booleans(), min_size=depths, max_size=depths), min_size=1, max_size=40)
 )
 
 
-def walk(right: torch.Tensor, num_steps: int, outputs: int | None = None, known: int | None = None) -> Walk:
+def walk(right: torch.Tensor, num_steps: int, outputs: int | None = None, known: int | None = None) -> VerifySteps:
     """The walk over chains of which ``right [depths, S]`` says whether they are; ``known`` tokens are known."""
     depths, count = right.shape
     tokens = torch.zeros(known or count + depths + 2, dtype=torch.long)
     chains = Chains((~right).long(), torch.arange(count), torch.zeros(depths, count))
-    return follow(*chains.runs(tokens, num_steps), outputs)
+    return simulate_verify(*chains.runs(tokens, num_steps), outputs)
 
 
 def played(right: list[list[bool]], num_steps: int, outputs: int) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3lib.telling.privacy import is_secret_name, mask, mask_text
+from eagle3lib.reporting.privacy import is_secret_name, mask, mask_text
 
 SECRET = "s3cr3tValue99"
 HARMLESS = [

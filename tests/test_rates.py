@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3lib.measuring.rates import gain, rate
+from eagle3lib.measuring.rates import paired_difference, rate
 
 COUNTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted), min_size=1, max_size=20)
 
@@ -50,16 +50,16 @@ def test_paired_gain_is_sharper_than_two_intervals() -> None:
     bottom = draw.integers(40, 60, 30)
     base = draw.binomial(bottom, np.clip(0.5 + 0.2 * draw.standard_normal(30), 0, 1))
     better = np.minimum(bottom, base + 2)
-    found = gain(better, bottom, base, bottom)
+    found = paired_difference(better, bottom, base, bottom)
     alone = rate(base, bottom).ci
     assert found.ci[0] > 0 and found.ci[1] - found.ci[0] < 0.3 * (alone[1] - alone[0])
     assert found.value == pytest.approx((better.sum() - base.sum()) / bottom.sum())
-    assert gain(base, bottom, base, bottom).ci == (0, 0)
+    assert paired_difference(base, bottom, base, bottom).ci == (0, 0)
 
 
 def test_nothing_counted_is_not_zero() -> None:
     assert asdict(rate([0], [0])) == {"value": None, "numerator": 0, "denominator": 0, "ci": None}
-    assert gain([0, 0], [0, 0], [1, 1], [2, 2]).value is None
+    assert paired_difference([0, 0], [0, 0], [1, 1], [2, 2]).value is None
 
 
 @pytest.mark.parametrize("top, bottom", [([1, 2], [3]), ([1], [0]), ([1], [-2])])

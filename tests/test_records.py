@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.finding import Edit, Finding
-from eagle3lib.telling.jsonable import jsonable
-from eagle3lib.telling.parameters import MODELS, render_parameters_cell
-from eagle3lib.telling.records import read_record, read_records, start
+from eagle3lib.reporting.jsonable import jsonable
+from eagle3lib.reporting.parameters import MODELS, render_parameters_cell
+from eagle3lib.reporting.records import read_record, read_records, start
 
 STEM = "02_manual_forward"
 
@@ -187,5 +187,5 @@ def test_importing_is_light() -> None:
     import subprocess
 
     heavy = "('torch', 'matplotlib', 'sglang')"
-    code = f"import sys, eagle3lib.telling.records; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, eagle3lib.reporting.records; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

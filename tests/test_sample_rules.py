@@ -16,10 +16,10 @@ from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import DepthCounts
 from eagle3lib.measuring.evaluation import Evaluation, Request
-from eagle3lib.measuring.last_state import LastState, teaching
-from eagle3lib.measuring.materials import Material
-from eagle3lib.measuring.prediction import Walk
+from eagle3lib.measuring.last_state import LastState, target_argmax_of
+from eagle3lib.measuring.prediction import VerifySteps
 from eagle3lib.measuring.rates import rate
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.measuring.survey import Survey, survey
 from eagle3lib.reading.samples import Sample
 
@@ -84,26 +84,28 @@ def test_the_teacher_is_the_same_from_either_state(normed: bool) -> None:
     tensors = target()
     sample = spoken(tensors, normed, None, 1.0)
     words = torch.arange(0, VOCAB, 2)
-    said = teaching(9, tensors, words, looked(sample))(Material(sample, {}))
+    said = target_argmax_of(9, tensors, words, looked(sample))(SampleStates(sample, {}))
     assert torch.equal(said.full[PROMPT:-1], sample.input_ids[PROMPT + 1 :]) and (said.full[:PROMPT] == -1).all()
     known = torch.isin(sample.input_ids[PROMPT + 1 :], words)
     assert torch.equal(said.in_draft[PROMPT:-1][known], sample.input_ids[PROMPT + 1 :][known])
-    assert teaching(9, tensors, None, LastState())(Material(sample, {})) is None
-    boundary = teaching(9, tensors, None, LastState())(
-        Material(sample, {9: tensors.head[sample.input_ids] / tensors.norm})
+    assert target_argmax_of(9, tensors, None, LastState())(SampleStates(sample, {})) is None
+    boundary = target_argmax_of(9, tensors, None, LastState())(
+        SampleStates(sample, {9: tensors.head[sample.input_ids] / tensors.norm})
     )
     assert torch.equal(boundary.full[PROMPT:], sample.input_ids[PROMPT:])
 
 
 def test_a_survey_counts_what_it_sees() -> None:
-    def material(seed: int, named: bool, held: tuple[int, ...]) -> Material:
+    def sample_states(seed: int, named: bool, held: tuple[int, ...]) -> SampleStates:
         sample = spoken(target(), True, True, 1.0, seed)
         states: dict[int, Tensor] = {k: torch.full((TOKENS, 4), float(k)) for k in held}
         stored = torch.stack([states[k] for k in held], 1)
-        return Material(replace(sample, states=stored, boundaries=held if named else None, layout=f"{named}"), states)
+        return SampleStates(
+            replace(sample, states=stored, boundaries=held if named else None, layout=f"{named}"), states
+        )
 
     found = survey(
-        iter([material(0, True, (2, 5)), material(1, False, (2, 5, 7))]), (2, 5), torch.arange(150), target()
+        iter([sample_states(0, True, (2, 5)), sample_states(1, False, (2, 5, 7))]), (2, 5), torch.arange(150), target()
     )
     assert (found.boundaries, found.named, found.layouts) == ((2, 5), False, ("False", "True"))
     assert (found.lengths, found.prompts, found.longest) == ((TOKENS,) * 2, (PROMPT,) * 2, TOKENS)
@@ -128,7 +130,7 @@ def conversations(
             at += run + 1
         first = sum(n > 0 for n in accepted)
         counts = DepthCounts(steps, (first,) * 3, (first, sum(n > 1 for n in accepted), sum(n > 2 for n in accepted)))
-        walks = (Walk(tuple(accepted), tuple(starts), True),) * 3
+        walks = (VerifySteps(tuple(accepted), tuple(starts), True),) * 3
         requests.append(Request(f"{seed}:{number}", category, counts, walks, PROMPT))
         lengths.append(PROMPT + at + 1)
     told = rate([95] * count, [100] * count)

@@ -27,7 +27,7 @@ from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring import served_match
 from eagle3lib.measuring.forecast import Forecast, Setting, setting_forecast
-from eagle3lib.measuring.materials import Material
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.measuring.served_match import Fit, Match, Response, match
 from eagle3lib.measuring.served_wiring import ServedWiring, _ranked, find_wiring, served_wiring
 from eagle3lib.reading.engine_reports import read_engine_reports
@@ -42,11 +42,11 @@ SLOW = pytest.mark.engine  # starts none, but takes as long
 
 def answered(served: Wiring, ordered: bool = True, trained: Wiring | None = None) -> tuple[Draft, list[Response]]:
     """A draft trained on ``trained``, or on what is served, and what an engine answers with it."""
-    draft, materials = planted(trained or served, noise=1.0)
+    draft, dataset = planted(trained or served, noise=1.0)
     responses = []
-    for material in materials:
-        walk = setting_forecast(draft, served, material, SETTING).walk
-        responses.append(Response(material, walk.accepted if ordered else None, walk.histogram(SETTING[0])))
+    for sample_states in dataset:
+        walk = setting_forecast(draft, served, sample_states, SETTING).walk
+        responses.append(Response(sample_states, walk.accepted if ordered else None, walk.histogram(SETTING[0])))
     return draft, responses
 
 
@@ -59,11 +59,11 @@ def kinds(found: ServedWiring, layers: int = BOUNDARIES - 1) -> list[tuple[str, 
 @pytest.mark.parametrize(
     ("served", "ordered", "kind"),
     [
-        (CONFIGURED.but(boundaries=(2, 5, 8)), True, "aux.layers"),
-        (CONFIGURED.but(boundaries=(3, 6, 8)), False, "aux.ids_convention"),
-        (CONFIGURED.but(boundaries=(2, 7, 5)), False, "aux.order"),
-        (CONFIGURED.but(norm_before_residual=True), True, "norm.before_residual"),
-        (CONFIGURED.but(shift=1), True, "align.shift"),
+        (CONFIGURED.replace(boundaries=(2, 5, 8)), True, "aux.layers"),
+        (CONFIGURED.replace(boundaries=(3, 6, 8)), False, "aux.ids_convention"),
+        (CONFIGURED.replace(boundaries=(2, 7, 5)), False, "aux.order"),
+        (CONFIGURED.replace(norm_before_residual=True), True, "norm.before_residual"),
+        (CONFIGURED.replace(shift=1), True, "align.shift"),
         (CONFIGURED, False, None),
     ],
 )
@@ -76,7 +76,7 @@ def test_another_wiring_is_found_and_named(served: Wiring, ordered: bool, kind: 
 
 
 def test_a_layer_off_the_trained_one_is_found_in_order() -> None:
-    served = CONFIGURED.but(boundaries=(2, 5, 8))
+    served = CONFIGURED.replace(boundaries=(2, 5, 8))
     draft, responses = answered(served, trained=CONFIGURED)
     found = find_wiring("made", draft, CONFIGURED, responses, SETTING)
     assert found.best.wiring == served and kinds(found) == [("aux.layers", "error")], found.words()
@@ -99,15 +99,15 @@ def test_where_nothing_is_accepted_nothing_is_said() -> None:
 
 
 def test_wirings_that_foretell_the_same_are_ties_and_no_finding() -> None:
-    """No key turns where there is no attention to speak of: every RoPE base foretells the same."""
-    draft, responses = answered(CONFIGURED.but(rope_theta=5e5))
+    """No key turns where there is no attention to speak of: every RoPE base predicts the same."""
+    draft, responses = answered(CONFIGURED.replace(rope_theta=5e5))
     found = find_wiring("made", draft, CONFIGURED, responses, SETTING)
     assert found.answer == "as configured" and kinds(found) == []
     assert {fit.wiring.rope_theta for fit in found.ties} >= {5e5, 1e6}
 
 
 def test_one_bare_histogram_is_never_sure() -> None:
-    draft, responses = answered(CONFIGURED.but(norm_before_residual=True), ordered=False)
+    draft, responses = answered(CONFIGURED.replace(norm_before_residual=True), ordered=False)
     found = find_wiring("made", draft, CONFIGURED, responses[:1], SETTING)
     assert found.answer in ("undecided", "none") and "error" not in dict(kinds(found)).values()
     with pytest.raises(InputError, match="response"):
@@ -123,11 +123,11 @@ def test_a_rounding_slip_of_the_configured_wiring_is_no_finding() -> None:
 
 @pytest.mark.parametrize("setting", [(1, 1, 2), (8, 1, 9), (3, 4, 8)])
 def test_any_setting_matches_itself(setting: tuple[int, int, int]) -> None:
-    draft, materials = planted(CONFIGURED, noise=1.0)
-    for material in materials[:2]:
-        walk = setting_forecast(draft, CONFIGURED, material, setting).walk
+    draft, dataset = planted(CONFIGURED, noise=1.0)
+    for sample_states in dataset[:2]:
+        walk = setting_forecast(draft, CONFIGURED, sample_states, setting).walk
         for steps in (walk.accepted, None):
-            same = match(draft, CONFIGURED, Response(material, steps, walk.histogram(setting[0])), setting)
+            same = match(draft, CONFIGURED, Response(sample_states, steps, walk.histogram(setting[0])), setting)
             assert same.missed == 0 and same.told == same.telling > 0
 
 
@@ -148,20 +148,23 @@ def fit(wiring: Wiring, missed: list[int], steps: int = 60) -> Fit:
     ],
 )
 def test_so_many_responses_make_one_surely_the_worse(mine: list[int], theirs: list[int], needed: int | None) -> None:
-    best, other = fit(CONFIGURED, mine), fit(CONFIGURED.but(shift=1), theirs)
+    best, other = fit(CONFIGURED, mine), fit(CONFIGURED.replace(shift=1), theirs)
     assert best.needed(other) == needed and other.needed(best) is None
     assert best.beats(other) == (needed is not None and needed <= 8)
 
 
 def test_one_more_histogram_right_is_no_evidence() -> None:
     """Bare histograms of bfloat16: configured right in three of eight, a neighbour in four."""
-    fits = [fit(CONFIGURED, [0, 0, 0, 2, 2, 2, 2, 2]), fit(CONFIGURED.but(rope_theta=1e6), [0, 0, 0, 0, 2, 2, 2, 2])]
+    fits = [
+        fit(CONFIGURED, [0, 0, 0, 2, 2, 2, 2, 2]),
+        fit(CONFIGURED.replace(rope_theta=1e6), [0, 0, 0, 0, 2, 2, 2, 2]),
+    ]
     found = ServedWiring("made", CONFIGURED, tuple(_ranked(fits, CONFIGURED)), 1)
     assert found.answer == "as configured" and kinds(found) == []
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("served", [CONFIGURED, CONFIGURED.but(boundaries=(2, 5, 8))])
+@pytest.mark.parametrize("served", [CONFIGURED, CONFIGURED.replace(boundaries=(2, 5, 8))])
 def test_slips_at_random_neither_make_nor_hide_an_error(
     served: Wiring, ordered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,15 +172,15 @@ def test_slips_at_random_neither_make_nor_hide_an_error(
 
     The forecasts of a wiring are the same whatever was served, so they are made once.
     """
-    draft, materials = planted(served, noise=1.0)
+    draft, dataset = planted(served, noise=1.0)
     o = Linear(torch.randn(draft.layers[0].o.weight.shape, generator=torch.Generator().manual_seed(0)))
     draft = replace(draft, layers=(replace(draft.layers[0], o=o),))
     made: dict[tuple[object, ...], Forecast] = {}
 
-    def once(draft: Draft, wiring: Wiring, material: Material, setting: Setting) -> Forecast:
-        key = (wiring, material.sample.name, setting)
+    def once(draft: Draft, wiring: Wiring, sample_states: SampleStates, setting: Setting) -> Forecast:
+        key = (wiring, sample_states.sample.name, setting)
         if key not in made:
-            made[key] = setting_forecast(draft, wiring, material, setting)
+            made[key] = setting_forecast(draft, wiring, sample_states, setting)
         return made[key]
 
     monkeypatch.setattr(served_match, "setting_forecast", once)
@@ -187,10 +190,10 @@ def test_slips_at_random_neither_make_nor_hide_an_error(
         draw = random.Random(seed)
         share = draw.uniform(0.01, 0.03)
         responses = []
-        for material in materials:
-            steps = flipped(once(draft, served, material, SETTING).runs, share, draw)
+        for sample_states in dataset:
+            steps = flipped(once(draft, served, sample_states, SETTING).runs, share, draw)
             counts = tuple(steps.count(n) for n in range(SETTING[0] + 1))
-            responses.append(Response(material, steps if ordered else None, counts))
+            responses.append(Response(sample_states, steps if ordered else None, counts))
         found = find_wiring("made", draft, CONFIGURED, responses, SETTING)
         errors = [kind for kind, severity in kinds(found) if severity == "error"]
         assert served != CONFIGURED or not errors, found.words()

@@ -18,7 +18,7 @@ from eagle3lib.findings.offline import open_pair
 from eagle3lib.measuring.acceptance import from_histograms
 from eagle3lib.measuring.accuracy import DepthCounts
 from eagle3lib.measuring.evaluation import Evaluation, Request
-from eagle3lib.measuring.prediction import Walk
+from eagle3lib.measuring.prediction import VerifySteps
 from eagle3lib.measuring.rates import Rate
 from eagle3lib.measuring.trails import (
     Step,
@@ -35,8 +35,8 @@ from eagle3lib.measuring.trails import (
 from eagle3lib.reading.engine_reports import parse_engine_report
 from eagle3lib.reading.samples import Sample
 from eagle3lib.reading.token_kinds import decoder, kind_of
-from eagle3lib.telling import acceptance_views as views
-from eagle3lib.telling import figures, widgets
+from eagle3lib.reporting import acceptance_views as views
+from eagle3lib.reporting import figures, widgets
 from tests.static_pairs import Pair, inspected
 from tests.tiny import tiny_target
 
@@ -71,7 +71,7 @@ def test_parts_add_up_to_the_whole(requests: list[tuple[list[int], int, str | No
 
 def test_a_walk_and_a_stream_give_the_same_places() -> None:
     ids = torch.arange(20)
-    walk = Walk((2, 0, 3), (0, 3, 4), complete=True)
+    walk = VerifySteps((2, 0, 3), (0, 3, 4), complete=True)
     sample = Sample("s", ids, ids >= 6, 6, "code")
     offline = from_walk(walk, sample, 3)
     text = json.dumps({"meta_info": {"spec_correct_drafts_histogram": [1, 0, 1, 1], "prompt_tokens": 6},
@@ -85,12 +85,12 @@ def test_a_walk_and_a_stream_give_the_same_places() -> None:
 def test_each_reply_of_a_conversation_has_its_own_first_step() -> None:
     mask = torch.tensor([0, 0, 1, 1, 1, 0, 0, 1, 1, 1], dtype=torch.bool)
     sample = Sample("s", torch.arange(10), mask, 2)
-    walk = Walk((0, 0, 1), (0, 1, 5), True)
+    walk = VerifySteps((0, 0, 1), (0, 1, 5), True)
     steps = from_walk(walk, sample, 3).steps
     [counted] = sample_rules.trails(Evaluation((Request("s", None, DepthCounts(3, (1,), (1,)), (walk,) * 3, 2),)), 3)
     assert counted.steps == steps  # the same from an evaluation, which holds no text
     assert [(step.at, step.first) for step in steps] == [(3, True), (4, False), (8, True)]
-    assert [part.label for part in first_and_rest([from_walk(Walk((0, 0), (0, 1), True), sample, 3)])] == [
+    assert [part.label for part in first_and_rest([from_walk(VerifySteps((0, 0), (0, 1), True), sample, 3)])] == [
         "first after prefill", "all others",
     ]  # fmt: skip
 

@@ -47,7 +47,7 @@ def made(layers: int = 1, seed: int = 0) -> tuple[Draft, Tensor, Tensor]:
         fc=linear(WIDTH, 3 * WIDTH), input_norm=None, slot_norms=(),
         layers=tuple(layer(2 * WIDTH if i == 0 else WIDTH) for i in range(layers)), norm=torch.ones(WIDTH),
         lm_head=normal(len(kept), WIDTH) * 0.4, own_embedding=None, target_embedding=normal(VOCAB, WIDTH),
-        d2t=kept - torch.arange(len(kept)), slots=3, head_dim=6, eps=1e-6, max_positions=512,
+        d2t=kept - torch.arange(len(kept)), num_aux_hidden_states=3, head_dim=6, eps=1e-6, max_positions=512,
     )  # fmt: skip
     return draft, normal(TOKENS, 3, WIDTH), torch.randint(VOCAB // 2, (TOKENS,), generator=draw) * 2
 

@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from eagle3lib.telling.turns import Turns
+from eagle3lib.batch.turns import Turns
 
 
 def test_one_alone_and_never_beside_others() -> None:

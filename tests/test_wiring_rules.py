@@ -21,11 +21,11 @@ from eagle3lib.findings.wiring_rules import (
     search_findings,
 )
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.measuring.wiring_search import Candidate, Search
 from eagle3lib.reading.samples import Sample
-from eagle3lib.telling import figures, views
+from eagle3lib.reporting import figures, views
 from tests.static_pairs import VOCAB, H, Pair, inspected
 
 IDS = "eagle_config.eagle_aux_hidden_state_layer_ids"
@@ -44,17 +44,17 @@ def kimi(folder: Path, ids: list[int], engine: str = "sglang==0.5.23"):  # noqa:
     return inspect(draft, target, pair.launch, engine)
 
 
-def material(boundaries: tuple[int, ...] | None, known: tuple[int, ...]) -> Material:
+def sample_states(boundaries: tuple[int, ...] | None, known: tuple[int, ...]) -> SampleStates:
     tokens = torch.arange(12) % VOCAB
     states = torch.zeros(12, len(known), H)
     mask = torch.arange(12) >= 4
     sample = Sample("s", tokens, mask, 4, states=states, boundaries=boundaries)
-    return Material(sample, {k: states[:, i] for i, k in enumerate(known)})
+    return SampleStates(sample, {k: states[:, i] for i, k in enumerate(known)})
 
 
 def test_the_incident_from_three_states_a_token(tmp_path: Path) -> None:
     inspection = kimi(tmp_path, [3, 31, 59])
-    trained = [material((0, 3, 31), (0, 3, 31))]
+    trained = [sample_states((0, 3, 31), (0, 3, 31))]
     wiring, words = measured_wiring(inspection, trained)
     assert wiring.boundaries == (0, 3, 31) and "samples' own" in words
     (found,) = sample_findings(inspection, wiring, GOOD)
@@ -68,14 +68,14 @@ def test_the_incident_from_three_states_a_token(tmp_path: Path) -> None:
 
 def test_as_trained_is_silent(tmp_path: Path) -> None:
     inspection = kimi(tmp_path, [0, 3, 31])
-    wiring, words = measured_wiring(inspection, [material((0, 3, 31), (0, 3, 31))])
+    wiring, words = measured_wiring(inspection, [sample_states((0, 3, 31), (0, 3, 31))])
     assert (wiring.boundaries, words) == ((0, 3, 31), "as configured")
     assert sample_findings(inspection, wiring, GOOD) == []
 
 
 def test_files_that_do_not_name_their_boundaries_settle_nothing(tmp_path: Path) -> None:
     inspection = kimi(tmp_path, [3, 31, 59])
-    unnamed = [material(None, (3, 31, 59))]
+    unnamed = [sample_states(None, (3, 31, 59))]
     wiring, words = measured_wiring(inspection, unnamed)
     assert "do not name" in words and sample_findings(inspection, wiring, GOOD) == []
     with pytest.raises(InputError):
@@ -152,7 +152,7 @@ def test_every_edit_of_a_remedy_reaches_the_engine(tmp_path: Path, fields: dict,
         del pair.weights["d2t"], pair.weights["t2d"]
     before = inspect(*pair.write(tmp_path), pair.launch, pair.engine)
     configured = before.served.wiring
-    wanted = configured.but(**changes)
+    wanted = configured.replace(**changes)
     here, there = (Candidate("", each, GOOD, rate([20], [10]), 0, None) for each in (configured, wanted))
     best = Candidate("other", wanted, GOOD, there.accept_length, 1.0, (0.9, 1.1), shown=True)
     findings = search_findings(Search((best, here), configured, (), 1, 1.0), before)
@@ -163,7 +163,7 @@ def test_every_edit_of_a_remedy_reaches_the_engine(tmp_path: Path, fields: dict,
 def test_half_of_good_on_the_samples_own_states_is_sure_enough(tmp_path: Path) -> None:
     """Fed other states a draft is right in one of twenty, so an interval that ends below good still tells."""
     inspection = kimi(tmp_path, [3, 31, 59])
-    wiring, _ = measured_wiring(inspection, [material((0, 3, 31), (0, 3, 31))])
+    wiring, _ = measured_wiring(inspection, [sample_states((0, 3, 31), (0, 3, 31))])
     for ci, severity in (((0.38, 0.53), "error"), ((0.15, 0.75), "warning")):
         (found,) = sample_findings(inspection, wiring, Rate(0.457, 641, 1403, ci))
         assert (found.kind, found.severity) == ("aux.layers", severity)

@@ -27,8 +27,8 @@ from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring import wiring_screen
 from eagle3lib.measuring.accuracy import DepthCounts, coverage
 from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
-from eagle3lib.measuring.materials import Material, spread
-from eagle3lib.measuring.prediction import Walk
+from eagle3lib.measuring.prediction import VerifySteps
+from eagle3lib.measuring.sample_states import SampleStates, spread
 from eagle3lib.measuring.wiring_screen import Screen
 from eagle3lib.measuring.wiring_search import Search, _ranked, search_wiring
 from eagle3lib.reading.samples import Sample
@@ -38,7 +38,7 @@ WIDTH, VOCAB, BOUNDARIES, TOKENS, PROMPT = 48, 160, 10, 90, 12
 CONFIGURED = Wiring(boundaries=(2, 5, 7))
 
 
-def planted(wiring: Wiring, noise: float = 0.5, seed: int = 0, count: int = 6) -> tuple[Draft, list[Material]]:
+def planted(wiring: Wiring, noise: float = 0.5, seed: int = 0, count: int = 6) -> tuple[Draft, list[SampleStates]]:
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -65,44 +65,44 @@ def planted(wiring: Wiring, noise: float = 0.5, seed: int = 0, count: int = 6) -
         norm=torch.ones(WIDTH) if wiring.norm_before_head else last,
         lm_head=codes * signs if wiring.norm_before_residual else codes,
         own_embedding=None, target_embedding=normal(VOCAB, WIDTH), d2t=torch.zeros(VOCAB, dtype=torch.long),
-        slots=3, head_dim=12, eps=1e-6, max_positions=512,
+        num_aux_hidden_states=3, head_dim=12, eps=1e-6, max_positions=512,
     )  # fmt: skip
-    materials = []
+    dataset = []
     for i in range(count):
         ids = torch.randint(VOCAB, (TOKENS,), generator=draw)
         sample = Sample(f"s{i}", ids, torch.arange(TOKENS) >= PROMPT, PROMPT)
         meant = codes[ids.roll(-2 - wiring.shift)]  # row t, fed token t + 1 + shift, means the one after that
         states = {k: (meant + noise * WIDTH**0.5 * normal(TOKENS, WIDTH) / 2) @ rotations[k] for k in range(BOUNDARIES)}
-        materials.append(Material(sample, states))
-    return draft, materials
+        dataset.append(SampleStates(sample, states))
+    return draft, dataset
 
 
 class Stream:
     """Materials that can only be gone through, any number of times."""
 
-    def __init__(self, materials: list[Material]) -> None:
-        self.materials = materials
+    def __init__(self, dataset: list[SampleStates]) -> None:
+        self.dataset = dataset
 
-    def __iter__(self) -> Iterator[Material]:
-        yield from self.materials
+    def __iter__(self) -> Iterator[SampleStates]:
+        yield from self.dataset
 
 
 def found(wiring: Wiring) -> Search:
-    draft, materials = planted(wiring)
-    return search_wiring(draft, CONFIGURED, Stream(materials), layers=BOUNDARIES - 1)
+    draft, dataset = planted(wiring)
+    return search_wiring(draft, CONFIGURED, Stream(dataset), layers=BOUNDARIES - 1)
 
 
 PLANTED = {
-    "the embedding first": CONFIGURED.but(boundaries=(0, 2, 5)),
-    "another order": CONFIGURED.but(boundaries=(7, 2, 5)),
-    "another numbering": CONFIGURED.but(boundaries=(3, 6, 8)),
-    "all slots, no pattern": CONFIGURED.but(boundaries=(8, 1, 4)),
-    "a shift": CONFIGURED.but(shift=1),
-    "the residual": CONFIGURED.but(norm_before_residual=True),
-    "an order and the residual": CONFIGURED.but(boundaries=(7, 2, 5), norm_before_residual=True),
-    "the embedding and the norm before the head": CONFIGURED.but(boundaries=(0, 2, 5), norm_before_head=False),
-    "another numbering and the norm of each slot": CONFIGURED.but(boundaries=(3, 6, 8), fc_norm=True),
-    "all slots, no pattern, and the residual": CONFIGURED.but(boundaries=(8, 1, 4), norm_before_residual=True),
+    "the embedding first": CONFIGURED.replace(boundaries=(0, 2, 5)),
+    "another order": CONFIGURED.replace(boundaries=(7, 2, 5)),
+    "another numbering": CONFIGURED.replace(boundaries=(3, 6, 8)),
+    "all slots, no pattern": CONFIGURED.replace(boundaries=(8, 1, 4)),
+    "a shift": CONFIGURED.replace(shift=1),
+    "the residual": CONFIGURED.replace(norm_before_residual=True),
+    "an order and the residual": CONFIGURED.replace(boundaries=(7, 2, 5), norm_before_residual=True),
+    "the embedding and the norm before the head": CONFIGURED.replace(boundaries=(0, 2, 5), norm_before_head=False),
+    "another numbering and the norm of each slot": CONFIGURED.replace(boundaries=(3, 6, 8), fc_norm=True),
+    "all slots, no pattern, and the residual": CONFIGURED.replace(boundaries=(8, 1, 4), norm_before_residual=True),
 }
 
 
@@ -141,14 +141,14 @@ CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_draft_elsewhere_and_in_bfloat16_is_searched_and_measured(device: str, bias: bool) -> None:
     """The samples stay where they are; what was measured comes back to them."""
-    truth = CONFIGURED.but(boundaries=(0, 2, 5))
-    draft, materials = planted(truth)
+    truth = CONFIGURED.replace(boundaries=(0, 2, 5))
+    draft, dataset = planted(truth)
     if bias:
         draft = replace(draft, fc=Linear(draft.fc.weight, torch.zeros(WIDTH)))
     draft = moved(draft, device, torch.bfloat16)
-    search = search_wiring(draft, CONFIGURED, materials, 2, layers=BOUNDARIES - 1)
+    search = search_wiring(draft, CONFIGURED, dataset, 2, layers=BOUNDARIES - 1)
     assert search.candidates[0].wiring.boundaries == truth.boundaries
-    sample, states = materials[0].sample, materials[0].stack(truth.boundaries)
+    sample, states = dataset[0].sample, dataset[0].stack(truth.boundaries)
     chains = forward(draft, truth, states, sample.input_ids, 2)
     assert {chains.proposed.device.type, chains.starts.device.type, chains.margins.device.type} == {"cpu"}
     assert evaluate(draft, truth, sample, states, 2).counts.starts > 0
@@ -157,28 +157,28 @@ def test_a_draft_elsewhere_and_in_bfloat16_is_searched_and_measured(device: str,
 
 
 def test_a_poor_draft_is_called_that() -> None:
-    draft, materials = planted(CONFIGURED, noise=6.0)
-    assert search_wiring(draft, CONFIGURED, materials).answer == "model"
-    draft, materials = planted(CONFIGURED.but(boundaries=(0, 2, 5)), noise=2.2, count=12)
-    assert search_wiring(draft, CONFIGURED, materials).answer == "both"
+    draft, dataset = planted(CONFIGURED, noise=6.0)
+    assert search_wiring(draft, CONFIGURED, dataset).answer == "model"
+    draft, dataset = planted(CONFIGURED.replace(boundaries=(0, 2, 5)), noise=2.2, count=12)
+    assert search_wiring(draft, CONFIGURED, dataset).answer == "both"
 
 
 def test_with_captured_states_only() -> None:
     """What remains possible: other orders, and to say which slot is fed with none of the states at hand."""
-    truth = CONFIGURED.but(boundaries=(7, 2, 4))  # boundary 4 is not among the captured ones
-    draft, materials = planted(truth)
-    captured = [replace(m, states={k: m.states[k] for k in CONFIGURED.boundaries}) for m in materials]
+    truth = CONFIGURED.replace(boundaries=(7, 2, 4))  # boundary 4 is not among the captured ones
+    draft, dataset = planted(truth)
+    captured = [replace(m, states={k: m.states[k] for k in CONFIGURED.boundaries}) for m in dataset]
     search = search_wiring(draft, CONFIGURED, captured)
     assert search.candidates[0].wiring.boundaries[:2] == (7, 2)
     assert search.idle_slots == (2,)
 
 
 def test_the_embedding_is_at_hand_without_being_captured() -> None:
-    draft, materials = planted(CONFIGURED)
-    states = materials[0].stack(CONFIGURED.boundaries)
-    material = Material.of(materials[0].sample, states, CONFIGURED.boundaries, draft.target_embedding)
-    assert sorted(material.states) == [0, 2, 5, 7]
-    assert torch.equal(material.states[0], draft.target_embedding[materials[0].sample.input_ids])
+    draft, dataset = planted(CONFIGURED)
+    states = dataset[0].stack(CONFIGURED.boundaries)
+    sample_states = SampleStates.of(dataset[0].sample, states, CONFIGURED.boundaries, draft.target_embedding)
+    assert sorted(sample_states.states) == [0, 2, 5, 7]
+    assert torch.equal(sample_states.states[0], draft.target_embedding[dataset[0].sample.input_ids])
 
 
 @pytest.mark.parametrize(("length", "count"), [(0, 4), (3, 4), (6, 4), (8, 4), (1000, 4), (1000, 7)])
@@ -189,8 +189,8 @@ def test_a_spread_covers_a_stream_of_unknown_length(length: int, count: int) -> 
 
 
 def test_one_request_decides_nothing() -> None:
-    draft, materials = planted(CONFIGURED.but(boundaries=(0, 2, 5)))
-    assert search_wiring(draft, CONFIGURED, materials[:1]).answer == "undecided"
+    draft, dataset = planted(CONFIGURED.replace(boundaries=(0, 2, 5)))
+    assert search_wiring(draft, CONFIGURED, dataset[:1]).answer == "undecided"
 
 
 def measured(draw: np.random.Generator, chances: list[float], copied: Evaluation | None = None) -> Evaluation:
@@ -200,7 +200,7 @@ def measured(draw: np.random.Generator, chances: list[float], copied: Evaluation
         steps = np.cumprod(draw.random((40, 3)) < chance, axis=1).sum(axis=1)
         if copied:
             steps = np.where(draw.random(40) < 0.8, copied.requests[number].walks[0].accepted, steps)
-        walk = Walk(tuple(steps.tolist()), tuple(range(40)), True)
+        walk = VerifySteps(tuple(steps.tolist()), tuple(range(40)), True)
         right = tuple(int((steps > depth).sum()) for depth in range(3))
         requests.append(Request(str(number), None, DepthCounts(40, right, right), (walk,) * 3))
     return Evaluation(tuple(requests))
@@ -210,7 +210,7 @@ def ranked(seed: int, requests: int, others: float, copies: bool) -> Search:
     """Eight wirings; the configured one is right with 0.5 at each depth, the others with ``others``."""
     draw = np.random.default_rng(seed)
     own = draw.normal(0, 0.08, requests)  # requests differ
-    wirings = [CONFIGURED, *(CONFIGURED.but(boundaries=(k, 5, 7)) for k in (0, 1, 3, 4, 6, 8, 9))]
+    wirings = [CONFIGURED, *(CONFIGURED.replace(boundaries=(k, 5, 7)) for k in (0, 1, 3, 4, 6, 8, 9))]
     here = measured(draw, list(0.5 + own))
     rest = [measured(draw, list(others + own), here if copies else None) for _ in wirings[1:]]
     return Search(tuple(_ranked(CONFIGURED, wirings, [here, *rest], set(wirings), 3)), CONFIGURED, (), 99, 9.0)
@@ -234,21 +234,21 @@ def test_what_looks_better_and_is_not_shown_leaves_it_open() -> None:
 
 
 def test_a_screen_that_keeps_little_scores_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    draft, materials = planted(CONFIGURED)
-    tried = [CONFIGURED, *(CONFIGURED.but(boundaries=(k, 5, 7), fc_norm=k > 5) for k in (0, 8))]
+    draft, dataset = planted(CONFIGURED)
+    tried = [CONFIGURED, *(CONFIGURED.replace(boundaries=(k, 5, 7), fc_norm=k > 5) for k in (0, 8))]
     scores = []
     for kept in (1 << 20, 0):
         monkeypatch.setattr(wiring_screen, "KEPT", kept)
-        screen = Screen(draft, materials[:2], lambda share, words: None)
+        screen = Screen(draft, dataset[:2], lambda share, words: None)
         screen.try_all(tried, 0.0, "")
         scores.append(screen.scores)
     assert scores[0] == scores[1] and screen.projected.cache_info().currsize == 1
 
 
 def test_states_that_are_not_at_hand_are_refused() -> None:
-    draft, materials = planted(CONFIGURED)
+    draft, dataset = planted(CONFIGURED)
     with pytest.raises(InputError, match="boundaries.*\\[12\\]"):
-        search_wiring(draft, CONFIGURED.but(boundaries=(2, 5, 12)), materials)
+        search_wiring(draft, CONFIGURED.replace(boundaries=(2, 5, 12)), dataset)
     with pytest.raises(InputError, match="samples"):
         search_wiring(draft, CONFIGURED, [])
 
@@ -256,20 +256,20 @@ def test_states_that_are_not_at_hand_are_refused() -> None:
 @pytest.mark.parametrize("reply", [1, 2, 3])
 def test_one_short_reply_stops_no_search(reply: int) -> None:
     """Some wirings tried shift the states, which leaves such a reply no start at all."""
-    draft, materials = planted(CONFIGURED)
-    whole, states = materials[0].sample, materials[0].states
+    draft, dataset = planted(CONFIGURED)
+    whole, states = dataset[0].sample, dataset[0].states
     rows = slice(0, PROMPT + reply)
     cut = replace(whole, input_ids=whole.input_ids[rows], loss_mask=whole.loss_mask[rows])
-    short = Material(cut, {k: state[rows] for k, state in states.items()})
-    assert search_wiring(draft, CONFIGURED, [short, *materials[1:]], layers=9).answer == "sound"
+    short = SampleStates(cut, {k: state[rows] for k, state in states.items()})
+    assert search_wiring(draft, CONFIGURED, [short, *dataset[1:]], layers=9).answer == "sound"
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_draft_of_one_aux_state_is_searched(bias: bool) -> None:
-    draft, materials = planted(CONFIGURED)
+    draft, dataset = planted(CONFIGURED)
     fc = Linear(draft.fc.weight[:, :WIDTH], torch.zeros(WIDTH) if bias else None)
-    one = replace(draft, fc=fc, slots=1, slot_norms=draft.slot_norms[:1])
-    search = search_wiring(one, CONFIGURED.but(boundaries=(3,)), materials, layers=9)
+    one = replace(draft, fc=fc, num_aux_hidden_states=1, slot_norms=draft.slot_norms[:1])
+    search = search_wiring(one, CONFIGURED.replace(boundaries=(3,)), dataset, layers=9)
     assert search.candidates[0].wiring.boundaries == (2,) and search.idle_slots == ()
 
 
@@ -278,7 +278,7 @@ def test_of_wirings_too_near_to_tell_the_least_mistake_is_named(place: int) -> N
     """The embedding first is a known mistake; that and another numbering at once, one step further, seldom happens."""
     draw = np.random.default_rng(3)
     own = draw.normal(0, 0.05, 4)
-    near, far = CONFIGURED.but(boundaries=(0, 2, 5)), CONFIGURED.but(boundaries=(0, 3, 6))
+    near, far = CONFIGURED.replace(boundaries=(0, 2, 5)), CONFIGURED.replace(boundaries=(0, 3, 6))
     wirings = [CONFIGURED, near, far]
     here, good = measured(draw, list(0.1 + own)), measured(draw, list(0.6 + own))
     found = [here, good, measured(draw, list(0.6 + own), good)]

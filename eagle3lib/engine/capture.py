@@ -12,7 +12,7 @@ from torch import Tensor
 from eagle3lib.engine.client import Client, Response
 from eagle3lib.engine.hook import FACTORY
 from eagle3lib.errors import InputError
-from eagle3lib.measuring.materials import Progress
+from eagle3lib.measuring.sample_states import Progress
 from eagle3lib.reading.captures import Capture, write_capture
 from eagle3lib.reading.prompts import Prompt
 from eagle3lib.reading.tensor_files import read_tensors

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from eagle3lib.maths.wiring import default_boundaries
+
 #: Engine versions whose rules are known.
 VERSIONS = ("0.5.9", "0.5.23")
 
@@ -98,11 +100,6 @@ def engine_version(engine: str) -> tuple[str, str]:
     nearest = min(VERSIONS, key=distance)
     same = ".".join(map(str, asked)) == nearest
     return nearest, "" if same else f"the rules of {found[0]} are not known: those of {nearest} are applied"
-
-
-def default_boundaries(layers: int) -> tuple[int, int, int]:
-    """The three boundaries every trainer and engine takes when nobody says otherwise."""
-    return 2, layers // 2, layers - 3
 
 
 def family_rule(family: str, version: str) -> FamilyRule | None:

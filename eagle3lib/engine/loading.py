@@ -157,7 +157,7 @@ def _split(name: str) -> list[str]:
 
 
 def load(draft: DraftConfig, checkpoint: Checkpoint, version: str) -> Loading:
-    """Walk the file's tensors as the engine's loader does."""
+    """VerifySteps the file's tensors as the engine's loader does."""
     known = parameters(draft, version)
     read: dict[str, str] = {}
     unread, misshapen = [], []
@@ -176,16 +176,11 @@ def load(draft: DraftConfig, checkpoint: Checkpoint, version: str) -> Loading:
             read |= dict.fromkeys(parts, name)
             if info.shape != shape and not draft.quantization:
                 misshapen.append((name, info.shape, shape))
-    spared = {"model.embed_tokens.weight"} if shares_embedding(draft) else set()
+    spared = {"model.embed_tokens.weight"} if draft.shares_embedding else set()
     if draft.draft_vocab_size is None:
         spared.add("lm_head.weight")  # the target's head is taken
     missing = tuple(p for p in known if p not in read and p not in spared)
     return Loading(read, tuple(unread), missing, tuple(misshapen), maps.get("d2t"), maps.get("t2d"))
-
-
-def shares_embedding(draft: DraftConfig) -> bool:
-    """True when the engine puts the target's embedding in the draft's place (llama.py ``set_embed``)."""
-    return draft.target_hidden_size in (None, draft.hidden_size)
 
 
 def _module(name: str, known: Mapping[str, Shape], draft: DraftConfig, version: str) -> str | None:

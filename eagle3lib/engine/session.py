@@ -10,7 +10,7 @@ from eagle3lib.engine.capture import capture_requests, passes_folder
 from eagle3lib.engine.client import Client, Response, save_responses
 from eagle3lib.engine.server import Server
 from eagle3lib.errors import InputError
-from eagle3lib.measuring.materials import Progress
+from eagle3lib.measuring.sample_states import Progress
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.prompts import Prompt
 

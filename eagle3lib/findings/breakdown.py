@@ -20,9 +20,9 @@ from eagle3lib.measuring.accuracy import coverage
 from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate, sample_walk
 from eagle3lib.measuring.expected import Rule, expected
 from eagle3lib.measuring.forecast import predicted, setting_forecast
-from eagle3lib.measuring.materials import Material
-from eagle3lib.measuring.prediction import Walk, accept_counts
+from eagle3lib.measuring.prediction import VerifySteps, accept_counts
 from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.measuring.trails import Trail, from_walk
 from eagle3lib.reading.points import Setting
 from eagle3lib.reading.samples import Sample
@@ -68,7 +68,7 @@ def break_down(
         kind = _kinds(pair.target, ids)
         told = [] if not samples else [
             _predict(pair, each, setting, temperature)
-            for each in watch(pair.materials(samples), "samples, every number of steps")
+            for each in watch(pair.dataset(samples), "samples, every number of steps")
         ]  # fmt: skip
     except InputError as error:
         return Breakdown(left_out=f"The samples are not predicted. {error}")
@@ -109,13 +109,13 @@ class _Told:
 
     sample: Sample
     chains: Request
-    walk: Walk
-    textbook: Walk | None
+    walk: VerifySteps
+    textbook: VerifySteps | None
     expected: tuple[float, ...]
     why: str  #: there is no expectation
 
 
-def _predict(pair: Pair, made: Material, setting: Setting, temperature: float) -> _Told:
+def _predict(pair: Pair, made: SampleStates, setting: Setting, temperature: float) -> _Told:
     draft, wiring = pair.draft, pair.wiring
     chains = evaluate(draft, wiring, made.sample, made.stack(wiring.boundaries), max(MOST_STEPS, setting[0]))
     walk, textbook, counts, why = chains.walks[setting[0] - 1], None, (), ""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.rule import Inspection
 from eagle3lib.measuring.acceptance import Acceptance
-from eagle3lib.measuring.conclusive import conclusive
-from eagle3lib.measuring.rates import Gain, gain
+from eagle3lib.measuring.rates import Difference, paired_difference
+from eagle3lib.measuring.significance import is_significant
 from eagle3lib.measuring.trails import Trail
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import Launch
@@ -103,8 +103,8 @@ def length_findings(source: str, sides: Sequence[tuple[_Side, _Side]], limit: Li
     usual, beyond = sum(near) / sum(near_steps), sum(far) / sum(far_steps)
     if beyond > (1 - SMALL_FALL) * usual:
         return []
-    found = gain(far, far_steps, near, near_steps)
-    if not conclusive(found, requests):
+    found = paired_difference(far, far_steps, near, near_steps)
+    if not is_significant(found, requests):
         return []
     window = limit.kind == "attention.window"
     return [
@@ -138,8 +138,8 @@ def category_findings(source: str, trails: Sequence[Trail]) -> list[Finding]:
         low, usual = sum(here) / sum(here_steps), sum(rest) / sum(rest_steps)
         if usual < POOR_STEP or low >= min(POOR_STEP, POOR_SHARE * usual):
             continue
-        fall = gain(here, here_steps, rest, rest_steps)
-        if conclusive(fall, min(sum(map(bool, here_steps)), sum(map(bool, rest_steps))), len(labels)):
+        fall = paired_difference(here, here_steps, rest, rest_steps)
+        if is_significant(fall, min(sum(map(bool, here_steps)), sum(map(bool, rest_steps))), len(labels)):
             found.append(
                 Finding(
                     "quality.domain",
@@ -189,6 +189,6 @@ def ceiling_findings(served: Acceptance, setting: Asked, asked: int | None) -> l
     ]
 
 
-def _span(found: Gain) -> str:
+def _span(found: Difference) -> str:
     low, high = found.ci or (0.0, 0.0)
     return f"a difference of {found.value:+.2f} ({low:+.2f} to {high:+.2f})"

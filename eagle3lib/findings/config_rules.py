@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eagle3lib.engine.serving_rules import serve
-from eagle3lib.engine.trained import trained_wiring
+from eagle3lib.engine.engine_config import resolve_engine_config
 from eagle3lib.errors import InputError, UnsafeFile
 from eagle3lib.findings import (
     rules_architecture,
@@ -32,6 +31,7 @@ from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import DraftConfig
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.target_config import TargetConfig
+from eagle3lib.trainers.trained_wiring import trained_wiring
 
 #: The whole table, by theme.
 RULES: tuple[Rule, ...] = (
@@ -70,7 +70,7 @@ def inspect(
     unsafe: list[UnsafeFile] = []
     checkpoint = _weights(draft_folder, unsafe)
     beside = _weights(target_folder, unsafe, ("embed_tokens.weight", "lm_head.weight")) if target else None
-    served = serve(draft, target, launch, engine, checkpoint)
+    served = resolve_engine_config(draft, target, launch, engine, checkpoint)
     missing = [
         text
         for text, lacking in (
@@ -107,7 +107,7 @@ def changed(inspection: Inspection, ids: Sequence[int] | None, launch_text: str)
     else:
         eagle["eagle_aux_hidden_state_layer_ids"] = list(ids)
     draft, launch = DraftConfig.from_dict(raw), Launch.parse(launch_text)
-    served = serve(draft, inspection.target, launch, inspection.engine, inspection.checkpoint)
+    served = resolve_engine_config(draft, inspection.target, launch, inspection.engine, inspection.checkpoint)
     seen = replace(inspection, draft=draft, launch=launch, served=served)
     return replace(seen, findings=tuple(judge(seen)))
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from eagle3lib.measuring.acceptance import Histogram, accepted_of, reached, steps_of
-from eagle3lib.measuring.conclusive import conclusive
-from eagle3lib.measuring.rates import Gain, gain
+from eagle3lib.measuring.rates import Difference, paired_difference
+from eagle3lib.measuring.significance import is_significant
 
 #: Fewer than one draft in ten verify steps: a wrongly fed draft guesses common words right that often (the
 #: incident's 1.0585), and a tenth more tokens a step do not pay for a chain's passes.
@@ -41,7 +41,7 @@ class Gap:
     source: str
     served: float
     predicted: float
-    difference: Gain
+    difference: Difference
     requests: int
     shape: str
 
@@ -91,7 +91,7 @@ def gap(source: str, predicted: Sequence[Histogram], served: Sequence[Histogram]
     """From a histogram per request, in the same order; ``None`` where either has no verify step."""
     steps, ideal_steps = [steps_of(h) for h in served], [steps_of(h) for h in predicted]
     tokens, ideal = _tokens(served), _tokens(predicted)
-    found = gain(tokens, steps, ideal, ideal_steps) if served else Gain(None, None)
+    found = paired_difference(tokens, steps, ideal, ideal_steps) if served else Difference(None, None)
     if found.value is None:
         return None
     here, expected = sum(tokens) / sum(steps), sum(ideal) / sum(ideal_steps)
@@ -108,13 +108,13 @@ def _shape(length: float, predicted: Sequence[Histogram], served: Sequence[Histo
     if at_floor(length):
         return "floor"
     now, before = [reached(h, 1) for h in served], [reached(h, 1) for h in predicted]
-    first = gain([r[1] for r in now], [r[0] for r in now], [r[1] for r in before], [r[0] for r in before])
+    first = paired_difference([r[1] for r in now], [r[0] for r in now], [r[1] for r in before], [r[0] for r in before])
     usual = sum(r[1] for r in before) / max(1, sum(r[0] for r in before))
-    if conclusive(first, len(served)) and (first.value or 0) < -SMALL_GAP * usual:
+    if is_significant(first, len(served)) and (first.value or 0) < -SMALL_GAP * usual:
         return "flat hit"
-    later = gain(_later(served), [r[1] for r in now], _later(predicted), [r[1] for r in before])
+    later = paired_difference(_later(served), [r[1] for r in now], _later(predicted), [r[1] for r in before])
     first_kept = first.value is not None and first.value > -0.1 * usual
-    return "tail hit" if first_kept and conclusive(later, len(served)) and (later.value or 0) < 0 else ""
+    return "tail hit" if first_kept and is_significant(later, len(served)) and (later.value or 0) < 0 else ""
 
 
 def _later(histograms: Sequence[Histogram]) -> list[int]:

@@ -8,8 +8,8 @@ from itertools import combinations
 from typing import Any
 
 from eagle3lib.findings.finding import Finding
-from eagle3lib.measuring.conclusive import conclusive
-from eagle3lib.measuring.rates import apart, gain, rate
+from eagle3lib.measuring.rates import paired_difference, rate, unpaired_difference
+from eagle3lib.measuring.significance import is_significant
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.run_flags import differing
 
@@ -56,10 +56,10 @@ def _compare(one: EngineReport, other: EngineReport, named: str, pairs: int) -> 
     if abs(lengths[0] - lengths[1]) < SMALL * max(lengths):
         return
     if one.form != "window" and len(steps) == len(base_steps):
-        found = gain(tokens, steps, base, base_steps)
+        found = paired_difference(tokens, steps, base, base_steps)
     else:
-        found = apart(rate(tokens, steps), rate(base, base_steps))
-    if not conclusive(found, min(len(steps), len(base_steps)), pairs):
+        found = unpaired_difference(rate(tokens, steps), rate(base, base_steps))
+    if not is_significant(found, min(len(steps), len(base_steps)), pairs):
         return
     low, high = found.ci or (0.0, 0.0)
     lower, higher = sorted(zip(lengths, (one.source, other.source), strict=True))

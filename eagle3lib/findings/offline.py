@@ -16,7 +16,7 @@ from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.expected import Rule
-from eagle3lib.measuring.materials import Materials, Progress
+from eagle3lib.measuring.sample_states import Progress, StatesDataset
 from eagle3lib.measuring.served import ServedForecast, forecast_served, known_setting
 from eagle3lib.measuring.served_wiring import ServedWiring, served_wiring
 from eagle3lib.reading.engine_reports import EngineReport
@@ -39,10 +39,10 @@ class Pair:
     cache: Path
     rule: Rule
 
-    def materials(self, path: str) -> Materials:
+    def dataset(self, path: str) -> StatesDataset:
         vocab, width = self.tensors.embedding.shape
         samples = read_samples(path, width, vocab=vocab)
-        return Materials(samples, self.target, self.tensors, self.cache, self.wiring.boundaries)
+        return StatesDataset(samples, self.target, self.tensors, self.cache, self.wiring.boundaries)
 
 
 def open_pair(draft: str, target: str, launch: str, engine: str, cache: Path) -> tuple[Inspection | None, Pair | str]:

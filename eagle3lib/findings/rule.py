@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3lib.engine.capture_ids import VERSIONS
-from eagle3lib.engine.serving_rules import Served
-from eagle3lib.engine.trained import Trained
+from eagle3lib.engine.engine_config import EngineConfig
 from eagle3lib.errors import InputError, UnsafeFile
 from eagle3lib.findings.finding import Edit, Finding, Severity
 from eagle3lib.findings.weight_facts import WeightFacts
@@ -18,6 +17,7 @@ from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import DraftConfig
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.target_config import TargetConfig
+from eagle3lib.trainers.trained_wiring import Trained
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Inspection:
     engine: str
     longest_prompt: int
     checkpoint: Checkpoint | None
-    served: Served
+    served: EngineConfig
     trained: Trained
     weights: WeightFacts
     unsafe: tuple[UnsafeFile, ...]

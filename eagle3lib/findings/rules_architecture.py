@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from eagle3lib.engine.serving_rules import ARCHITECTURES
+from eagle3lib.engine.engine_config import ARCHITECTURES
 from eagle3lib.findings.finding import Edit
 from eagle3lib.findings.rule import Facts, Inspection, Rule, set_config
 from eagle3lib.reading.draft_config import ENGINE_PLACE

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3lib.engine.capture_ids import default_boundaries, family_rule, ids_for
+from eagle3lib.engine.capture_ids import family_rule, ids_for
 from eagle3lib.findings.boundaries import ids_remedy, layer_difference
 from eagle3lib.findings.rule import Facts, Inspection, Rule
+from eagle3lib.maths.wiring import default_boundaries
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
 _CAPTURE = "sgl-project/sglang srt/models/<target>.py set_eagle3_layers_to_capture"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eagle3lib.engine.serving_rules import CONTEXT_OVERRIDE, draft_context
+from eagle3lib.engine.engine_config import CONTEXT_OVERRIDE, draft_context
 from eagle3lib.engine.speculation import is_command
-from eagle3lib.engine.trained import added_yarn
 from eagle3lib.findings.edits import place_of
 from eagle3lib.findings.finding import Edit
 from eagle3lib.findings.rule import Facts, Inspection, Rule, drop_flag
+from eagle3lib.trainers.trained_wiring import added_yarn
 
 _DRAFT = "sgl-project/sglang srt/models/llama_eagle3.py"
 _SMALL = "Small at short contexts, growing with the distance between tokens; a1 falls only for long prompts."

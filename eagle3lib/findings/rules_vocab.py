@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eagle3lib.engine.loading import shares_embedding
 from eagle3lib.findings.rule import Facts, Inspection, Rule, set_config
 
 _LOAD = "sgl-project/sglang srt/models/llama_eagle3.py load_weights"
@@ -87,7 +86,7 @@ def _embed(i: Inspection) -> Iterator[Facts]:
         differs = f"differs from the target's by {100 * error:.3g} % (relative error)"
         text = "has another shape than the target's" if error == float("inf") else differs
         yield {"subject": own.name, "text": text}
-    elif own and error is None and shares_embedding(i.draft):
+    elif own and error is None and i.draft.shares_embedding:
         yield {"subject": own.name, "severity": "note", "text": "could not be compared with the target's (not given)"}
 
 

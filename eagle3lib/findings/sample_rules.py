@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from eagle3lib.findings.breakdown_rules import SMALL_FALL, Limit, category_findings, length_findings, trail_sides
 from eagle3lib.findings.finding import Finding
-from eagle3lib.measuring.conclusive import conclusive
 from eagle3lib.measuring.evaluation import Evaluation
 from eagle3lib.measuring.last_state import LastState
-from eagle3lib.measuring.rates import Rate, apart, rate
+from eagle3lib.measuring.rates import Rate, rate, unpaired_difference
+from eagle3lib.measuring.significance import is_significant
 from eagle3lib.measuring.survey import Survey
 from eagle3lib.measuring.trails import Trail, from_walk
 from eagle3lib.measuring.wiring_search import GOOD_FIRST
@@ -43,7 +43,10 @@ def traffic_findings(
     near = rate([side[0][0] for side in sides], [side[0][1] for side in sides])
     compared = here if near.value is None or not longer else near
     fewer = min(len(own.requests), len(served.requests))
-    if not conclusive(apart(compared, usual), fewer) or compared.value > (1 - SMALL_FALL) * usual.value:
+    if (
+        not is_significant(unpaired_difference(compared, usual), fewer)
+        or compared.value > (1 - SMALL_FALL) * usual.value
+    ):
         return longer
     beyond = near.value is None
     return longer + [

@@ -34,7 +34,7 @@ def served_findings(found: ServedWiring, *, layers: int) -> list[Finding]:
 def _changes(found: ServedWiring, layers: int) -> Iterator[Finding]:
     here, best = found.as_configured, found.best
     evidence = (
-        f"{found.words()} The configured wiring foretells {here.exact.numerator} of {here.exact.denominator} "
+        f"{found.words()} The configured wiring predicts {here.exact.numerator} of {here.exact.denominator} "
         f"responses, {here.steps.numerator} of {here.steps.denominator} verify steps."
     )
     for switch, (wanted, was) in found.configured.differences(best.wiring).items():

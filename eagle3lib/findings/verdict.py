@@ -159,11 +159,11 @@ def _healthy(diagnosis: tuple[Diagnosis, ...], records: _Records) -> bool | None
     if diagnosis:
         return None if all(entry.confidence <= REFUTED for entry in diagnosis) else False
     files = FILES in records and records[FILES]["status"] == "finished"
-    behaves = any(conclusive(stem, records[stem]) for stem in BEHAVIOUR if stem in records)
+    behaves = any(is_conclusive(stem, records[stem]) for stem in BEHAVIOUR if stem in records)
     return True if files and behaves and not _doubts(records) else None
 
 
-def conclusive(stem: str, record: Mapping[str, Any]) -> bool:
+def is_conclusive(stem: str, record: Mapping[str, Any]) -> bool:
     """Whether this record shows that the draft behaves: predicts well, is accepted, is fed what it was trained on.
 
     What an engine accepted shows it only beside what these weights do: no number is good in itself.
@@ -230,7 +230,7 @@ def _next_step(
         return f"{first.kind}: {first.remedy}{do}{also}"
     unseen = [stem for stem in (FILES, *BEHAVIOUR) if stem in missing]
     if healthy:
-        served = any(stem in records and conclusive(stem, records[stem]) for stem in BEHAVIOUR[1:])
+        served = any(stem in records and is_conclusive(stem, records[stem]) for stem in BEHAVIOUR[1:])
         words = "the draft is served as it was trained" if served else "the draft predicts well and its files agree"
         looked = f" Not looked at: {', '.join(unseen)}." if unseen else ""
         return f"Nothing to mend: {words}.{looked}"
@@ -242,6 +242,6 @@ def _next_step(
     doubts = "".join(f" {doubt}." for doubt in _doubts(records))
     served = records.get(BEHAVIOUR[1], {})
     kinds = [source.get("kind") for source in entries(_results(served), "sources")]
-    if "engine" in kinds and not conclusive("03", served):
+    if "engine" in kinds and not is_conclusive("03", served):
         doubts += " What the engine accepted has no prediction beside it: give 03 samples, draft and target."
     return f"Too little was looked at to say.{doubts}{tried}{run}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from eagle3lib.engine.loading import Loading, shares_embedding
+from eagle3lib.engine.loading import Loading
 from eagle3lib.errors import InputError
 from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import DraftConfig
@@ -76,7 +76,7 @@ def weight_facts(
     if d2t is not None and not faults and head and target_weights and len(head.shape) == 2 and rows == len(d2t):
         matches = _head_matches(checkpoint, head.name, d2t, target_weights)
     embed_error = head_error = None
-    if target_weights and shares_embedding(draft):
+    if target_weights and draft.shares_embedding:
         embed_error = _difference(checkpoint, target_weights, "embed_tokens.weight")
     if target_weights and not draft.tied and draft.draft_vocab_size is None:
         head_error = _difference(checkpoint, target_weights, "lm_head.weight")
@@ -89,7 +89,7 @@ def _values(draft: DraftConfig, checkpoint: Checkpoint) -> tuple[tuple[Broken, .
     whole = sum(torch.Size(t.shape).numel() for t in floats) <= WHOLE
     broken, ones = [], []
     for info in floats:
-        if info.name.endswith("embed_tokens.weight") and shares_embedding(draft):
+        if info.name.endswith("embed_tokens.weight") and draft.shares_embedding:
             continue  # the engine puts the target's in its place
         x = checkpoint.sample(info.name, None if whole else SAMPLE)
         x = x.float() if info.dtype.startswith("F8") else x

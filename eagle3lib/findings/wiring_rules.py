@@ -10,8 +10,8 @@ from eagle3lib.findings.finding import Edit, Finding
 from eagle3lib.findings.rule import Inspection, set_config
 from eagle3lib.findings.sample_rules import worse_on_traffic
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.rates import Rate
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.measuring.wiring_search import GOOD_FIRST, Candidate, Search
 
 #: The draft vocabulary may miss this share of what the target says before it is worth a warning.
@@ -114,7 +114,7 @@ def _poor(first: Rate, under: str) -> Finding:
     )
 
 
-def measured_wiring(inspection: Inspection, materials: Iterable[Material]) -> tuple[Wiring, str]:
+def measured_wiring(inspection: Inspection, dataset: Iterable[SampleStates]) -> tuple[Wiring, str]:
     """The wiring to measure, and in words what it is.
 
     As the engine serves it where its boundaries' states are at hand. Files of a large target often hold the states
@@ -123,7 +123,7 @@ def measured_wiring(inspection: Inspection, materials: Iterable[Material]) -> tu
     Raises:
         InputError: neither is possible.
     """
-    first = next(iter(materials))
+    first = next(iter(dataset))
     configured = inspection.served.wiring or inspection.trained.wiring
     if configured is not None and set(configured.boundaries) <= set(first.states):
         known = first.sample.states is None or first.sample.boundaries
@@ -132,7 +132,7 @@ def measured_wiring(inspection: Inspection, materials: Iterable[Material]) -> tu
     if named is None:
         return inspection.runnable_wiring, "as configured"
     switches = inspection.served.wiring or inspection.trained.switches
-    return switches.but(boundaries=named), "on the samples' own boundaries; the captured ones are not at hand"
+    return switches.replace(boundaries=named), "on the samples' own boundaries; the captured ones are not at hand"
 
 
 def sample_findings(inspection: Inspection, measured: Wiring, first: Rate) -> list[Finding]:

@@ -94,7 +94,7 @@ def forward(
 
 def combine(draft: Draft, wiring: Wiring, states: Tensor, note: Note = _silent) -> Tensor:
     """The captured states as one hidden state a row: ``[T, K, H_t]`` to ``[T, H]``."""
-    slots = draft.slots
+    slots = draft.num_aux_hidden_states
     if states.dim() != 3 or states.shape[1] != slots or len(wiring.boundaries) != slots:
         found = f"states {list(states.shape)} for boundaries {list(wiring.boundaries)}"
         raise InputError("states", found, f"[tokens, {slots}, width] and {slots} boundaries, as fc has slots")

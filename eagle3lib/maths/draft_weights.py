@@ -70,7 +70,7 @@ class Draft:
     own_embedding: Tensor | None  # [V_t, H]
     target_embedding: Tensor | None  # [V_t, H_t]
     d2t: Tensor | None  # [V_d] int64
-    slots: int
+    num_aux_hidden_states: int
     head_dim: int
     eps: float
     max_positions: int
@@ -134,7 +134,7 @@ class Draft:
             own_embedding=tensors.get("embed_tokens.weight", (None, width)),
             target_embedding=None if target_embedding is None else target_embedding.to(device, dtype),
             d2t=tensors.get("d2t", (None,)),
-            slots=slots,
+            num_aux_hidden_states=slots,
             head_dim=head_dim,
             eps=config.rms_norm_eps,
             max_positions=config.max_positions or 2048,

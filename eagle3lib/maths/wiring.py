@@ -53,7 +53,7 @@ class Wiring:
     def __hash__(self) -> int:  # the generated one would hash the scaling, which is a mapping
         return hash((self.boundaries, self.shift, self.rope_theta))
 
-    def but(self, **changes: Any) -> Wiring:
+    def replace(self, **changes: Any) -> Wiring:
         """This wiring with some switches changed."""
         return replace(self, **changes)
 
@@ -62,3 +62,8 @@ class Wiring:
         names = self.__dataclass_fields__
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
         return {name: (here, there) for name, (here, there) in pairs.items() if here != there}
+
+
+def default_boundaries(layers: int) -> tuple[int, int, int]:
+    """The three boundaries every trainer and engine takes when nobody says otherwise."""
+    return 2, layers // 2, layers - 3

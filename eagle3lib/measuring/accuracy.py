@@ -67,14 +67,14 @@ def depth_accuracy(requests: Sequence[DepthCounts]) -> list[DepthAccuracy]:
 
 
 @dataclass(frozen=True)
-class Teacher:
+class TargetArgmax:
     """What the target says after each token, ``[T]`` target ids: of all its words, of the draft's only."""
 
     full: Tensor
     in_draft: Tensor
 
 
-def teacher(last: Tensor, head: Tensor, ids: Tensor | None, rows: int = 256) -> Teacher:
+def target_argmax(last: Tensor, head: Tensor, ids: Tensor | None, rows: int = 256) -> TargetArgmax:
     """From the last state after the final norm ``[T, H_t]``; ``ids [V_d]`` is the draft vocabulary.
 
     Logits exist for ``rows`` positions at a time only; what is said is on the CPU, as ``Chains`` are. Ids beyond
@@ -86,7 +86,7 @@ def teacher(last: Tensor, head: Tensor, ids: Tensor | None, rows: int = 256) -> 
         logits = part @ head.T  # [rows, V_t]
         full.append(logits.argmax(-1).cpu())
         in_draft.append(full[-1] if ids is None else ids[logits[:, ids].argmax(-1)].cpu())
-    return Teacher(torch.cat(full), torch.cat(in_draft))
+    return TargetArgmax(torch.cat(full), torch.cat(in_draft))
 
 
 #: name -> what it divides, and where the trainer computes it.
@@ -100,7 +100,7 @@ DEFINITIONS = {
 
 
 def trainer_counts(
-    definition: str, chains: Chains, teacher: Teacher, loss_mask: Tensor
+    definition: str, chains: Chains, teacher: TargetArgmax, loss_mask: Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
     """Numerators and denominators ``[depths]`` of one sample under a trainer's definition.
 

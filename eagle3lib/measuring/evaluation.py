@@ -15,14 +15,14 @@ from eagle3lib.measuring.accuracy import (
     DEFINITIONS,
     DepthAccuracy,
     DepthCounts,
-    Teacher,
+    TargetArgmax,
     depth_accuracy,
     depth_counts,
     trainer_counts,
 )
-from eagle3lib.measuring.materials import Material
-from eagle3lib.measuring.prediction import Walk, accept_counts, follow
+from eagle3lib.measuring.prediction import VerifySteps, accept_counts, simulate_verify
 from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.reading.samples import Sample
 
 
@@ -37,7 +37,7 @@ class Request:
     name: str
     category: str | None
     counts: DepthCounts
-    walks: tuple[Walk, ...]
+    walks: tuple[VerifySteps, ...]
     prompt_tokens: int = 1
     trainers: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class Evaluation:
     def depths(self) -> list[DepthAccuracy]:
         return depth_accuracy([request.counts for request in self.requests])
 
-    def walks(self, num_steps: int) -> list[Walk]:
+    def walks(self, num_steps: int) -> list[VerifySteps]:
         return [request.walks[num_steps - 1] for request in self.requests]
 
     def accept_length(self, num_steps: int) -> Rate:
@@ -71,7 +71,7 @@ class Evaluation:
 
 
 def evaluate(
-    draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depths: int, said: Teacher | None = None
+    draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depths: int, said: TargetArgmax | None = None
 ) -> Request:
     """Run the draft over one sample.
 
@@ -82,7 +82,7 @@ def evaluate(
     mask, first = sample.loss_mask, sample.prompt_tokens - 1
     if first >= rows_of(sample.input_ids, wiring):  # a shift that leaves a short reply no start
         none = DepthCounts(0, (0,) * depths, (0,) * depths)
-        return Request(sample.name, sample.category, none, (Walk((), (), True),) * depths, sample.prompt_tokens)
+        return Request(sample.name, sample.category, none, (VerifySteps((), (), True),) * depths, sample.prompt_tokens)
     wide = first if said is None else max(0, min(first, int(mask.int().argmax()) - depths))
     chains = forward(draft, wiring, states, sample.input_ids, depths, wide)
     trainers = {} if said is None else {name: trainer_counts(name, chains, said, mask) for name in DEFINITIONS}
@@ -98,19 +98,19 @@ def evaluate(
 
 
 def evaluate_all(
-    draft: Draft, wiring: Wiring, materials: Iterable[Material], depths: int,
-    teach: Callable[[Material], Teacher | None] = lambda material: None,
+    draft: Draft, wiring: Wiring, dataset: Iterable[SampleStates], depths: int,
+    teach: Callable[[SampleStates], TargetArgmax | None] = lambda sample_states: None,
 ) -> Evaluation:  # fmt: skip
     """``evaluate`` for one sample after the other; ``teach`` gives what the target would say."""
     return Evaluation(tuple(
-        evaluate(draft, wiring, material.sample, material.stack(wiring.boundaries), depths, said=teach(material))
-        for material in materials
+        evaluate(draft, wiring, own.sample, own.stack(wiring.boundaries), depths, said=teach(own))
+        for own in dataset
     ))  # fmt: skip
 
 
 def sample_walk(
     sample: Sample, starts: Tensor, runs: Callable[[Tensor], tuple[Tensor, Tensor]], beyond: int = 0
-) -> Walk:
+) -> VerifySteps:
     """The steps of all replies of a conversation.
 
     ``runs(tokens)``: what each of ``starts`` would accept where the conversation ends with ``tokens``, and whether
@@ -121,12 +121,12 @@ def sample_walk(
         here = slice(begin - 1 - first, end - 1 - first)  # the starts that know a token of this reply
         accepted, sure = runs(sample.input_ids[:end])
         outputs = end - begin - (beyond if end == len(sample.input_ids) else 0)
-        parts.append(follow(accepted[here], sure[here], outputs))
+        parts.append(simulate_verify(accepted[here], sure[here], outputs))
         offsets.append(here.start)
     return _join(parts, offsets)
 
 
-def _join(parts: Sequence[Walk], offsets: Sequence[int]) -> Walk:
+def _join(parts: Sequence[VerifySteps], offsets: Sequence[int]) -> VerifySteps:
     accepted = tuple(n for part in parts for n in part.accepted)
     starts = tuple(at + offset for part, offset in zip(parts, offsets, strict=True) for at in part.starts)
-    return Walk(accepted, starts, all(part.complete for part in parts))
+    return VerifySteps(accepted, starts, all(part.complete for part in parts))

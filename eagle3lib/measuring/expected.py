@@ -29,23 +29,23 @@ from eagle3lib.maths.trees import Trees, grow
 from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.evaluation import sample_walk
-from eagle3lib.measuring.materials import Material
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.reading.points import Setting
 
 Rule = Literal["target-only", "rejection", "greedy"]
 
 
 def expected(
-    draft: Draft, wiring: Wiring, material: Material, target: str | Path, tensors: TargetTensors, setting: Setting,
-    temperature: float, rule: Rule = "target-only",
+    draft: Draft, wiring: Wiring, sample_states: SampleStates, target: str | Path, tensors: TargetTensors,
+    setting: Setting, temperature: float, rule: Rule = "target-only",
 ) -> tuple[float, ...]:  # fmt: skip
     """``[j]``: expected verify steps of one request that accept j drafts.
 
     ``rule`` is not greedy. The target must be small enough to run. Under rejection sampling a reply's last
     ``num_steps`` tokens are only looked ahead to.
     """
-    num_steps, sample = setting[0], material.sample
-    states, first = material.stack(wiring.boundaries), sample.prompt_tokens - 1
+    num_steps, sample = setting[0], sample_states.sample
+    states, first = sample_states.stack(wiring.boundaries), sample.prompt_tokens - 1
     if rule == "target-only":
         trees = grow(draft, wiring, states, sample.input_ids, setting, first)
         at_least = target_only(trees, node_chances(target, sample.input_ids, trees, temperature), num_steps)

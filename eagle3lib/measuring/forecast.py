@@ -16,8 +16,8 @@ from eagle3lib.maths.trees import grow
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance, from_histograms
 from eagle3lib.measuring.evaluation import sample_walk
-from eagle3lib.measuring.materials import Material
-from eagle3lib.measuring.prediction import Walk
+from eagle3lib.measuring.prediction import VerifySteps
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.reading.points import Setting
 from eagle3lib.reading.samples import Sample
 
@@ -35,7 +35,7 @@ class Forecast:
 
     name: str
     runs: tuple[int | None, ...]
-    walk: Walk
+    walk: VerifySteps
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,12 @@ def _longer(sample: Sample, words: Sequence[int]) -> Sample:
 
 
 def setting_forecast(
-    draft: Draft, wiring: Wiring, material: Material, setting: Setting, beyond: int = 0, ancestors: bool = False
+    draft: Draft,
+    wiring: Wiring,
+    sample_states: SampleStates,
+    setting: Setting,
+    beyond: int = 0,
+    ancestors: bool = False,
 ) -> Forecast:
     """What serving accepts under ``setting``: a chain where topk is 1, else SGLang's tree.
 
@@ -86,10 +91,10 @@ def setting_forecast(
     request's end. ``ancestors`` as in ``trees.grow``: what trees would give if each node attended to its own chain.
     """
     num_steps, topk, _ = setting
-    sample, states = material.sample, material.stack(wiring.boundaries)
+    sample, states = sample_states.sample, sample_states.stack(wiring.boundaries)
     first = sample.prompt_tokens - 1
     if first >= rows_of(sample.input_ids, wiring):  # a shift that leaves a short reply no start
-        return Forecast(sample.name, (), Walk((), (), complete=False))
+        return Forecast(sample.name, (), VerifySteps((), (), complete=False))
     runs: Callable[[Tensor], tuple[Tensor, Tensor]]
     if topk == 1:
         chains = forward(draft, wiring, states, sample.input_ids, num_steps, first)
@@ -102,7 +107,7 @@ def setting_forecast(
     return Forecast(sample.name, known, sample_walk(sample, starts, runs, beyond))
 
 
-def predicted(walks: Sequence[Walk], setting: Setting, source: str = "offline prediction") -> Acceptance:
+def predicted(walks: Sequence[VerifySteps], setting: Setting, source: str = "offline prediction") -> Acceptance:
     """The walks as one source, to be set beside an engine's."""
     num_steps, topk, num_draft_tokens = setting
     return from_histograms(

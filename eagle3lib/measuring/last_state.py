@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.target_states import TargetTensors
-from eagle3lib.measuring.accuracy import Teacher, teacher
-from eagle3lib.measuring.materials import Material
+from eagle3lib.measuring.accuracy import TargetArgmax, target_argmax
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.reading.samples import Sample
 
 #: Tokens looked at, in all and of one sample: enough for a clear answer, and cheap for a large vocabulary.
@@ -87,26 +87,26 @@ class LastState:
         )
 
 
-def teaching(
+def target_argmax_of(
     layers: int, tensors: TargetTensors, ids: Tensor | None, found: LastState
-) -> Callable[[Material], Teacher | None]:
+) -> Callable[[SampleStates], TargetArgmax | None]:
     """A function that gives what the target says after each generated token, ``[T]``.
 
     From boundary ``layers`` or the file's last state; ``None`` where neither is at hand, or where it is not known
     whether the file's is normed. ``ids``: the draft vocabulary. Rows before the first generated token are not computed.
     """
 
-    def said(material: Material) -> Teacher | None:
-        last, normed = material.states.get(layers), False
+    def said(sample_states: SampleStates) -> TargetArgmax | None:
+        last, normed = sample_states.states.get(layers), False
         if last is None:
-            last = material.sample.last_hidden_state
+            last = sample_states.sample.last_hidden_state
             normed = found.claimed if found.normed is None else found.normed
         if last is None or normed is None:
             return None
-        begin = int(material.sample.loss_mask.int().argmax())
+        begin = int(sample_states.sample.loss_mask.int().argmax())
         last = last[begin:].to(tensors.head.device, tensors.head.dtype)
-        spoken = teacher(last if normed else rms_norm(last, tensors.norm, tensors.eps), tensors.head, words)
-        return Teacher(*(pad(each, (begin, 0), value=-1) for each in (spoken.full, spoken.in_draft)))
+        spoken = target_argmax(last if normed else rms_norm(last, tensors.norm, tensors.eps), tensors.head, words)
+        return TargetArgmax(*(pad(each, (begin, 0), value=-1) for each in (spoken.full, spoken.in_draft)))
 
     words = None if ids is None else ids.to(tensors.head.device)
     return said

@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Walk:
+class VerifySteps:
     """The verify steps of one request: drafts accepted in each, and the start each began at.
 
     ``complete`` is false where the last step could not be predicted, because the conversation is not known
@@ -40,7 +40,7 @@ class Walk:
         return sum(self.accepted) + len(self.accepted)
 
 
-def follow(runs: Tensor, sure: Tensor, outputs: int | None = None) -> Walk:
+def simulate_verify(runs: Tensor, sure: Tensor, outputs: int | None = None) -> VerifySteps:
     """The steps of one request, from what each start would accept.
 
     Args:
@@ -55,14 +55,14 @@ def follow(runs: Tensor, sure: Tensor, outputs: int | None = None) -> Walk:
     accepted, starts, at, given = [], [], 0, 1
     while given < outputs:
         if at >= len(runs_list) or not sure_list[at]:
-            return Walk(tuple(accepted), tuple(starts), complete=False)
+            return VerifySteps(tuple(accepted), tuple(starts), complete=False)
         accepted.append(runs_list[at])
         starts.append(at)
         given += runs_list[at] + 1
         at += runs_list[at] + 1
-    return Walk(tuple(accepted), tuple(starts), complete=True)
+    return VerifySteps(tuple(accepted), tuple(starts), complete=True)
 
 
-def accept_counts(requests: Sequence[Walk]) -> tuple[list[int], list[int]]:
+def accept_counts(requests: Sequence[VerifySteps]) -> tuple[list[int], list[int]]:
     """Tokens given and verify steps of each request: the accept length's numerators and denominators."""
     return [request.tokens for request in requests], [len(request.accepted) for request in requests]

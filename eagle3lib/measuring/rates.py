@@ -30,7 +30,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Gain:
+class Difference:
     """The difference of two rates, with its 95 % interval."""
 
     value: float | None
@@ -51,32 +51,32 @@ def rate(numerators: Sequence[float], denominators: Sequence[float], seed: int =
     return Rate(value, _plain(top.sum()), _plain(total), ci)
 
 
-def gain(
+def paired_difference(
     numerators: Sequence[float], denominators: Sequence[float],
     base_numerators: Sequence[float], base_denominators: Sequence[float], seed: int = 0,
-) -> Gain:  # fmt: skip
+) -> Difference:  # fmt: skip
     """How much higher the first rate is than the base; both resample the same requests."""
     top, bottom = _counts(numerators, denominators)
     base_top, base_bottom = _counts(base_numerators, base_denominators)
     if len(top) != len(base_top):
         raise ValueError(f"{len(top)} requests beside {len(base_top)}: a paired difference needs the same ones")
     if not bottom.sum() or not base_bottom.sum():
-        return Gain(None, None)
+        return Difference(None, None)
     value = float(top.sum() / bottom.sum() - base_top.sum() / base_bottom.sum())
     first, base = _resampled(top, bottom, seed), _resampled(base_top, base_bottom, seed)
     drawn = None if first is None or base is None else first - base
-    return Gain(value, _interval(drawn, value, len(top)))
+    return Difference(value, _interval(drawn, value, len(top)))
 
 
-def apart(one: Rate, other: Rate) -> Gain:
+def unpaired_difference(one: Rate, other: Rate) -> Difference:
     """How much higher the first rate is, the two measured on different requests: half widths add in squares."""
     if one.value is None or other.value is None:
-        return Gain(None, None)
+        return Difference(None, None)
     value = one.value - other.value
     if one.ci is None or other.ci is None:
-        return Gain(value, None)
+        return Difference(value, None)
     half = math.hypot((one.ci[1] - one.ci[0]) / 2, (other.ci[1] - other.ci[0]) / 2)
-    return Gain(value, (value - half, value + half))
+    return Difference(value, (value - half, value + half))
 
 
 def _counts(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

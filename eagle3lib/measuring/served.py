@@ -12,7 +12,7 @@ from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance, Histogram, steps_of
 from eagle3lib.measuring.forecast import BEYOND, Agreement, agreement, continued, predicted, setting_forecast
-from eagle3lib.measuring.materials import material
+from eagle3lib.measuring.sample_states import sample_states
 from eagle3lib.reading.engine_reports import EngineReport, RequestReport
 from eagle3lib.reading.points import Setting
 from eagle3lib.reading.samples import Sample, read_samples
@@ -49,7 +49,7 @@ def forecast_served(
         samples = continued([sample for _, sample in pairs], target)
         forecasts = [
             setting_forecast(
-                draft, wiring, material(sample, target, tensors, cache, wiring.boundaries), setting, BEYOND
+                draft, wiring, sample_states(sample, target, tensors, cache, wiring.boundaries), setting, BEYOND
             )
             for sample in samples
         ]

@@ -1,6 +1,6 @@
-"""One wiring held against served responses: on which verify steps does it foretell what was accepted?
+"""One wiring held against served responses: on which verify steps does it predict what was accepted?
 
-Most steps of a poor draft accept nothing, and any wrong wiring foretells that. So wirings are told apart by the
+Most steps of a poor draft accept nothing, and any wrong wiring predicts that. So wirings are told apart by the
 *telling* steps alone, those that accept a draft in fact or in the prediction.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.forecast import Forecast, setting_forecast
-from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.measuring.wiring_candidates import describe
 from eagle3lib.reading.points import Setting
 
-#: A wiring fits when it foretells this share of the telling steps, but for as many as rounding to bfloat16 costs: one
+#: A wiring fits when it predicts this share of the telling steps, but for as many as rounding to bfloat16 costs: one
 #: verify step in a hundred, which is much where a draft is so poor that few are telling.
 FITS, ROUNDED = 0.9, 0.01
 #: Fewer telling steps than this say nothing.
@@ -38,7 +38,7 @@ SURE = 2
 class Response:
     """A finished request: ``steps``, drafts accepted in each verify step where their order is known, and histogram."""
 
-    material: Material
+    sample_states: SampleStates
     steps: tuple[int, ...] | None
     histogram: tuple[int, ...]
 
@@ -50,9 +50,9 @@ class Response:
 
 @dataclass(frozen=True)
 class Match:
-    """Verify steps compared; ``told`` of ``telling`` ones, which are among them, as they were foretold.
+    """Verify steps compared; ``told`` of ``telling`` ones, which are among them, as they were predicted.
 
-    ``foretold``: the prediction itself, a count a step where the order is known, else a histogram, which shows next to
+    ``predicted``: the prediction itself, a count a step where the order is known, else a histogram, which shows next to
     nothing until it is right to the last step: wirings of one accept rate have much the same.
     """
 
@@ -60,7 +60,7 @@ class Match:
     steps: int
     told: int
     telling: int
-    foretold: tuple[int | None, ...]
+    predicted: tuple[int | None, ...]
 
     @property
     def missed(self) -> int:
@@ -71,8 +71,8 @@ class Match:
 class Fit:
     """A wiring held against every response. ``change``: what it changes against the configured one, in words.
 
-    ``exact``: responses foretold without a miss; ``steps``: verify steps foretold; ``telling``: those of them that
-    accept a draft, served or foretold, on which wirings are ranked.
+    ``exact``: responses predicted without a miss; ``steps``: verify steps predicted; ``telling``: those of them that
+    accept a draft, served or predicted, on which wirings are ranked.
     """
 
     wiring: Wiring
@@ -101,12 +101,12 @@ class Fit:
 
     @property
     def tells(self) -> bool:
-        """Enough is accepted, served or foretold, to say anything."""
+        """Enough is accepted, served or predicted, to say anything."""
         return (self.telling.denominator or 0) >= FEWEST
 
     def differs(self, other: Fit) -> int:
-        """Responses that the two foretell differently."""
-        return sum(a.foretold != b.foretold for a, b in zip(self.matches, other.matches, strict=True))
+        """Responses that the two predict differently."""
+        return sum(a.predicted != b.predicted for a, b in zip(self.matches, other.matches, strict=True))
 
     def needed(self, other: Fit) -> int | None:
         """How many responses like these make ``other`` surely the worse; ``None``: no number of them."""
@@ -123,29 +123,29 @@ class Fit:
         return needed is not None and needed <= len(self.matches)
 
     def to_json(self) -> dict[str, Any]:
-        rates = {"exact": self.exact, "steps": self.steps, "telling": self.telling}
+        rates = {"exact": self.exact, "steps": self.steps, "reporting": self.telling}
         return {"change": self.change, "boundaries": self.wiring.boundaries, **rates}
 
 
 def match(draft: Draft, wiring: Wiring, response: Response, setting: Setting) -> Match:
     """``setting`` as served; a chain in order may be held against fewer steps, deeper drafts are then not looked at."""
-    forecast = setting_forecast(draft, wiring, response.material, setting)
+    forecast = setting_forecast(draft, wiring, response.sample_states, setting)
     return _in_order(forecast, response.steps, setting[0]) if response.steps else _counted(forecast, response, setting)
 
 
 def _in_order(forecast: Forecast, steps: tuple[int, ...], most: int) -> Match:
-    """Each step at its own start; steps that nothing is foretold of, past the known tokens, are left out."""
+    """Each step at its own start; steps that nothing is predicted of, past the known tokens, are left out."""
     starts = [0]
     for accepted in steps[:-1]:
         starts.append(starts[-1] + accepted + 1)
-    foretold = tuple(forecast.runs[at] if at < len(forecast.runs) else None for at in starts)
-    pairs = [(p, min(s, most)) for p, s in zip(foretold, steps, strict=True) if p is not None]
+    predicted = tuple(forecast.runs[at] if at < len(forecast.runs) else None for at in starts)
+    pairs = [(p, min(s, most)) for p, s in zip(predicted, steps, strict=True) if p is not None]
     telling = [(p, s) for p, s in pairs if p or s]
-    return Match(sum(p == s for p, s in pairs), len(pairs), sum(p == s for p, s in telling), len(telling), foretold)
+    return Match(sum(p == s for p, s in pairs), len(pairs), sum(p == s for p, s in telling), len(telling), predicted)
 
 
 def _counted(forecast: Forecast, response: Response, setting: Setting) -> Match:
-    """Histograms: what both have is equal, at best. A last step that cannot be foretold is taken as it was served."""
+    """Histograms: what both have is equal, at best. A last step that cannot be predicted is taken as it was served."""
     served = [*response.histogram, *[0] * (setting[0] + 1 - len(response.histogram))]
     counts = list(forecast.walk.histogram(len(served) - 1))
     if not forecast.walk.complete:

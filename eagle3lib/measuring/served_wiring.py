@@ -15,7 +15,7 @@ from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.materials import Progress, material, spread
+from eagle3lib.measuring.sample_states import Progress, sample_states, spread
 from eagle3lib.measuring.served import known_setting, served_requests
 from eagle3lib.measuring.served_match import Fit, Response, match
 from eagle3lib.measuring.wiring_candidates import boundary_families, slot_changes, switches
@@ -46,7 +46,7 @@ class ServedWiring:
 
     @property
     def runner_up(self) -> Fit | None:
-        """The next one that foretells something else."""
+        """The next one that predicts something else."""
         return next((fit for fit in self.fits[1:] if fit.differs(self.best)), None)
 
     @property
@@ -55,7 +55,7 @@ class ServedWiring:
 
     @property
     def ties(self) -> tuple[Fit, ...]:
-        """Wirings that these responses cannot tell from the best, as all of them are foretold alike."""
+        """Wirings that these responses cannot tell from the best, as all of them are predicted alike."""
         return tuple(fit for fit in self.fits[1:] if not fit.differs(self.best))
 
     @property
@@ -79,8 +79,8 @@ class ServedWiring:
         if not best.tells:
             return f"Too few drafts were accepted to tell: {best.telling.denominator} verify steps with one."
         if self.answer == "none":
-            return f"No wiring tried foretells what was served; the nearest, {best.change}, has {share}."
-        text = f"What was served is what this wiring foretells: {best.change} ({share})."
+            return f"No wiring tried predicts what was served; the nearest, {best.change}, has {share}."
+        text = f"What was served is what this wiring predicts: {best.change} ({share})."
         if rival:
             needed = best.needed(rival)
             text += (
@@ -114,7 +114,7 @@ def served_wiring(
     for report in reports:
         pairs, setting = served_requests(report, Path(path), len(tensors.embedding)), known_setting(report)
         responses = [
-            Response(material(sample, target, tensors, cache), request.steps, request.histogram or ())
+            Response(sample_states(sample, target, tensors, cache), request.steps, request.histogram or ())
             for request, sample in spread(pairs, RESPONSES)
         ]
         if responses and setting:
@@ -134,7 +134,7 @@ def find_wiring(
     """
     if not responses:
         raise InputError(source, "no response", "at least one, with token ids and histogram")
-    responses[0].material.stack(configured.boundaries)
+    responses[0].sample_states.stack(configured.boundaries)
     trial = _Trial(draft, configured, responses, setting)
     progress(0.0, "other numberings, orders and shifts")
     families = [configured, *boundary_families(configured, trial.available, max(trial.available), ids)]
@@ -180,7 +180,7 @@ class _Trial:
     def __init__(self, draft: Draft, configured: Wiring, responses: Sequence[Response], setting: Setting) -> None:
         self.draft, self.configured, self.responses, self.setting = draft, configured, responses, setting
         self.telling = sorted(responses, key=lambda response: -response.accepting)[:SCREENED]
-        self.available = sorted(set.intersection(*(set(response.material.states) for response in responses)))
+        self.available = sorted(set.intersection(*(set(response.sample_states.states) for response in responses)))
         self.passes = 0.0
         self.scores: dict[tuple[Wiring, int], float] = {}
         self.measured: dict[Wiring, Fit] = {}
@@ -196,7 +196,7 @@ class _Trial:
         return sorted(wirings, key=lambda wiring: -self.score(wiring, depths))[:count]
 
     def score(self, wiring: Wiring, depths: int) -> float:
-        """The share of telling steps foretold, by few responses and, where that is possible, few depths."""
+        """The share of telling steps predicted, by few responses and, where that is possible, few depths."""
         if (wiring, depths) not in self.scores:
             matches = []
             for response in self.telling:
@@ -213,7 +213,7 @@ class _Trial:
         for _ in range(3):
             before = wiring
             wiring = self.best([wiring, *switches(wiring, self.draft, bases)], 2, 1)[0]
-            for slot in range(self.draft.slots):
+            for slot in range(self.draft.num_aux_hidden_states):
                 wiring = self.best([wiring, *slot_changes(wiring, slot, self.available)], 1, 1)[0]
             if wiring == before:
                 break

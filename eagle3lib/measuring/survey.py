@@ -10,8 +10,8 @@ from torch import Tensor
 from eagle3lib.maths.target_states import TargetTensors
 from eagle3lib.measuring.accuracy import coverage
 from eagle3lib.measuring.last_state import LastState
-from eagle3lib.measuring.materials import Material
 from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.sample_states import SampleStates
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,25 @@ class Survey:
         return max(self.lengths)
 
 
-def survey(materials: Iterable[Material], slots: Sequence[int], ids: Tensor | None, tensors: TargetTensors) -> Survey:
+def survey(dataset: Iterable[SampleStates], slots: Sequence[int], ids: Tensor | None, tensors: TargetTensors) -> Survey:
     """``slots``: boundaries whose norms are told; ``ids [V_d]``: the draft vocabulary, ``None``: all words."""
     prompts, lengths, inside, generated = [], [], [], []
     norms: dict[int, list[float]] = {slot: [] for slot in slots}
     layouts: set[str] = set()
     at_hand: set[int] | None = None
     last, named = LastState(), True
-    for material in materials:
-        sample = material.sample
+    for sample_states in dataset:
+        sample = sample_states.sample
         prompts.append(sample.prompt_tokens)
         lengths.append(len(sample.input_ids))
         words = coverage([sample.input_ids], [sample.loss_mask], ids)
         inside.append(words.numerator or 0)
         generated.append(words.denominator or 0)
-        at_hand = set(material.states) if at_hand is None else at_hand & set(material.states)
+        at_hand = set(sample_states.states) if at_hand is None else at_hand & set(sample_states.states)
         named = named and (sample.states is None or sample.boundaries is not None)
         layouts.add(sample.layout or "ours")
-        for slot in norms.keys() & material.states.keys():
-            norms[slot].append(float(material.states[slot].float().square().mean(-1).sqrt().median()))
+        for slot in norms.keys() & sample_states.states.keys():
+            norms[slot].append(float(sample_states.states[slot].float().square().mean(-1).sqrt().median()))
         last.look(sample, tensors)
     return Survey(
         tuple(prompts), tuple(lengths), rate(inside, generated), tuple(sorted(at_hand or ())), named,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eagle3lib.measuring.evaluation import Request
-from eagle3lib.measuring.prediction import Walk
+from eagle3lib.measuring.prediction import VerifySteps
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.served import served_requests
 from eagle3lib.reading.engine_reports import EngineReport
@@ -73,7 +73,7 @@ class Part:
     span: tuple[int, int] | None = None
 
 
-def from_walk(walk: Walk, of: Sample | Request, num_steps: int) -> Trail:
+def from_walk(walk: VerifySteps, of: Sample | Request, num_steps: int) -> Trail:
     """``walk`` as :func:`evaluation.sample_walk` gives it: starts count from the prompt's last token.
 
     A step begins where the one before it ended; one that does not is the first of a reply.

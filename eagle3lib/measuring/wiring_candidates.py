@@ -54,8 +54,8 @@ def boundary_families(
     lists += [order for order in permutations(here) if slots <= 4]
     known = set(available)
     lists = [chosen for chosen in dict.fromkeys(lists) if len(chosen) == slots and known.issuperset(chosen)]
-    shifts = [configured.but(shift=shift) for shift in (-2, -1, 1, 2) if shift != configured.shift]
-    return [configured.but(boundaries=chosen) for chosen in lists if chosen != here] + shifts
+    shifts = [configured.replace(shift=shift) for shift in (-2, -1, 1, 2) if shift != configured.shift]
+    return [configured.replace(boundaries=chosen) for chosen in lists if chosen != here] + shifts
 
 
 def norms(base: Wiring, draft: Draft) -> Iterator[Wiring]:
@@ -64,7 +64,7 @@ def norms(base: Wiring, draft: Draft) -> Iterator[Wiring]:
            "norm_before_fc": draft.input_norm is not None, "fc_norm": bool(draft.slot_norms)}  # fmt: skip
     for name, possible in has.items():
         if possible:
-            yield base.but(**{name: not getattr(base, name)})
+            yield base.replace(**{name: not getattr(base, name)})
 
 
 def switches(base: Wiring, draft: Draft, bases: Sequence[float] = ()) -> Iterator[Wiring]:
@@ -76,29 +76,29 @@ def switches(base: Wiring, draft: Draft, bases: Sequence[float] = ()) -> Iterato
              "qk_norm": first.q_norm is not None}  # fmt: skip
     for name, possible in flips.items():
         if possible:
-            yield base.but(**{name: not getattr(base, name)})
+            yield base.replace(**{name: not getattr(base, name)})
     if len(draft.layers) > 1 and all(layer.input_norm is not None for layer in draft.layers):
         other = "input_layernorm" if base.later_norm == "hidden_norm" else "hidden_norm"
-        yield base.but(later_norm=other)
+        yield base.replace(later_norm=other)
     if draft.d2t is not None:
-        yield base.but(d2t="absolute" if base.d2t == "offset" else "offset")
+        yield base.replace(d2t="absolute" if base.d2t == "offset" else "offset")
     if draft.own_embedding is not None and draft.target_embedding is not None:
-        yield base.but(embedding="own" if base.embedding == "target" else "target")
+        yield base.replace(embedding="own" if base.embedding == "target" else "target")
     if base.head != "own" and draft.lm_head is not None:
-        yield base.but(head="own")
+        yield base.replace(head="own")
     for theta in dict.fromkeys((*BASES, *bases)):
         if theta != base.rope_theta:
-            yield base.but(rope_theta=theta)
+            yield base.replace(rope_theta=theta)
     if base.rope_scaling:
-        yield base.but(rope_scaling=None)
+        yield base.replace(rope_scaling=None)
     if base.window is not None:
-        yield base.but(window=None)
+        yield base.replace(window=None)
 
 
 def slot_changes(wiring: Wiring, slot: int, boundaries: Iterable[int]) -> list[Wiring]:
     """Each of ``boundaries`` that no slot reads, in the place of this one's."""
     here = wiring.boundaries
-    return [wiring.but(boundaries=(*here[:slot], k, *here[slot + 1 :])) for k in boundaries if k not in here]
+    return [wiring.replace(boundaries=(*here[:slot], k, *here[slot + 1 :])) for k in boundaries if k not in here]
 
 
 def _list(boundaries: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from eagle3lib.maths.draft import Draft, before_head, combine, depth_states, row
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.materials import Material, Progress
+from eagle3lib.measuring.sample_states import Progress, SampleStates
 from eagle3lib.measuring.wiring_candidates import slot_changes
 
 #: A stream that costs this much likelihood a token (in nats) is worse than none.
@@ -31,7 +31,7 @@ KEPT = 256 << 20
 class Screen:
     """Cheap passes and what they gave: the mean log-likelihood of the true tokens at depths 1 and 2."""
 
-    def __init__(self, draft: Draft, parts: Sequence[Material], progress: Progress) -> None:
+    def __init__(self, draft: Draft, parts: Sequence[SampleStates], progress: Progress) -> None:
         self.draft, self.parts, self.progress = draft, parts, progress
         self.scores: dict[Wiring, float] = {}
         each = (CONTEXT + STARTS + 2) * draft.width * draft.norm.element_size()
@@ -53,7 +53,7 @@ class Screen:
         self.progress(share, f"other layers for each slot of {list(wiring.boundaries)}")
         for _ in range(2):
             before = wiring
-            for slot in range(self.draft.slots):
+            for slot in range(self.draft.num_aux_hidden_states):
                 tried = slot_changes(wiring, slot, available)
                 heats = {other: self.score(other, [0], depths=1) for other in tried}
                 final = sorted(tried, key=lambda other: -heats[other])[:3]
@@ -66,7 +66,7 @@ class Screen:
     def idle_slots(self, wiring: Wiring) -> tuple[int, ...]:
         everything = range(len(self.parts))
         whole = self.score(wiring, everything)
-        without = [self.score(wiring, everything, without=slot) for slot in range(self.draft.slots)]
+        without = [self.score(wiring, everything, without=slot) for slot in range(self.draft.num_aux_hidden_states)]
         return tuple(slot for slot, score in enumerate(without) if score > whole + IDLE)
 
     def score(self, wiring: Wiring, parts: Iterable[int], depths: int = 2, without: int | None = None) -> float:
@@ -130,5 +130,5 @@ class Screen:
         state = self.parts[part].states[boundary].to(self.draft.norm.device, self.draft.norm.dtype)
         if normed:
             state = rms_norm(state, self.draft.slot_norms[slot], self.draft.eps)
-        width = self.draft.fc.weight.shape[1] // self.draft.slots
+        width = self.draft.fc.weight.shape[1] // self.draft.num_aux_hidden_states
         return torch.nn.functional.linear(state, self.draft.fc.weight[:, slot * width : (slot + 1) * width])

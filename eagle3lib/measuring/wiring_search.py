@@ -14,11 +14,11 @@ from typing import Literal
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.conclusive import LEVEL, conclusive
 from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
-from eagle3lib.measuring.materials import Material, Progress, spread
 from eagle3lib.measuring.prediction import accept_counts
-from eagle3lib.measuring.rates import Rate, gain
+from eagle3lib.measuring.rates import Rate, paired_difference
+from eagle3lib.measuring.sample_states import Progress, SampleStates, spread
+from eagle3lib.measuring.significance import LEVEL, is_significant
 from eagle3lib.measuring.wiring_candidates import boundary_families, describe, norms, switches
 from eagle3lib.measuring.wiring_screen import CONTEXT, PARTS, STARTS, Screen
 
@@ -42,7 +42,7 @@ LARGE = 0.3
 class Candidate:
     """A wiring measured on all samples. ``gain`` is in accept length over the configured wiring.
 
-    ``shown``: the gain is told from none, among all that were measured in full; see ``conclusive``. ``near``: of the
+    ``shown``: the gain is significant among all that were measured in full (``is_significant``). ``near``: of the
     best, the other changes that these samples do not tell from it.
     """
 
@@ -121,7 +121,7 @@ class Search:
 def search_wiring(
     draft: Draft,
     configured: Wiring,
-    materials: Iterable[Material],
+    dataset: Iterable[SampleStates],
     num_steps: int = 3,
     layers: int | None = None,
     ids: Sequence[int] | None = None,
@@ -131,7 +131,7 @@ def search_wiring(
     """Try other wirings on the same samples and rank the best by predicted accept length.
 
     Args:
-        materials: gone through twice, one at a time: for the few rows of the cheap passes, and for all rows under
+        dataset: gone through twice, one at a time: for the few rows of the cheap passes, and for all rows under
             the wirings that these leave.
         layers: blocks of the target; ``ids``: the capture ids as the config spells them; ``bases``: further
             RoPE bases, such as the target's. All optional; each adds candidates.
@@ -141,7 +141,7 @@ def search_wiring(
         InputError: no sample, or a configured boundary whose states are not at hand.
     """
     begun = perf_counter()
-    parts, available = _parts(materials, configured)
+    parts, available = _parts(dataset, configured)
     screen = Screen(draft, parts, progress)
     families = [configured, *boundary_families(configured, available, layers, ids)]
     explained = set(families) | {both for family in families for both in norms(family, draft)}
@@ -156,7 +156,7 @@ def search_wiring(
         explained.update(variants if base in explained else [])
         screen.try_all(variants, 0.6, "each switch alone")
     chosen = _finalists([configured, *told, *screen.best(len(screen.scores))], len({configured, *told}) + FULL)
-    seconds, evaluations = _measured(draft, chosen, materials, num_steps, progress)
+    seconds, evaluations = _measured(draft, chosen, dataset, num_steps, progress)
     candidates = _ranked(configured, chosen, evaluations, explained, num_steps)
     idle = screen.idle_slots(candidates[0].wiring)
     progress(1.0, "done")
@@ -164,15 +164,15 @@ def search_wiring(
     return Search(tuple(candidates), configured, idle, screen.passes + len(chosen), cost)
 
 
-def _parts(materials: Iterable[Material], configured: Wiring) -> tuple[list[Material], list[int]]:
+def _parts(dataset: Iterable[SampleStates], configured: Wiring) -> tuple[list[SampleStates], list[int]]:
     """A few rows of a few samples, evenly spread over all, and the boundaries at hand in every sample."""
     sets: list[set[int]] = []
 
-    def cut(material: Material) -> Material:
-        sets.append(set(material.states))
-        return material.part(CONTEXT, STARTS + 2)
+    def cut(sample_states: SampleStates) -> SampleStates:
+        sets.append(set(sample_states.states))
+        return sample_states.part(CONTEXT, STARTS + 2)
 
-    parts = spread(map(cut, materials), PARTS)
+    parts = spread(map(cut, dataset), PARTS)
     if not sets:
         raise InputError("samples", "none", "at least one sample")
     available = sorted(set.intersection(*sets))
@@ -206,17 +206,17 @@ def _finalists(ranked: Sequence[Wiring], count: int) -> list[Wiring]:
 
 
 def _measured(
-    draft: Draft, chosen: Sequence[Wiring], materials: Iterable[Material], num_steps: int, progress: Progress
+    draft: Draft, chosen: Sequence[Wiring], dataset: Iterable[SampleStates], num_steps: int, progress: Progress
 ) -> tuple[float, list[Evaluation]]:
     """Seconds of computing, and every wiring over all samples and depths; a sample is read once for all of them."""
     requests: list[list[Request]] = [[] for _ in chosen]
     seconds = 0.0
-    for count, material in enumerate(materials, 1):
+    for count, sample_states in enumerate(dataset, 1):
         if count.bit_count() == 1:  # 1, 2, 4, 8 ...
             progress(0.7, f"in full: {len(chosen)} wirings, sample {count}")
         begun = perf_counter()
         for wiring, own in zip(chosen, requests, strict=True):
-            own.append(evaluate(draft, wiring, material.sample, material.stack(wiring.boundaries), num_steps))
+            own.append(evaluate(draft, wiring, sample_states.sample, sample_states.stack(wiring.boundaries), num_steps))
         seconds += perf_counter() - begun
     return seconds, [Evaluation(tuple(own)) for own in requests]
 
@@ -237,10 +237,12 @@ def _ranked(
     usual, others, requests = sum(base[0]) / max(sum(base[1]), 1), max(len(chosen) - 1, 1), len(base[0])
     candidates = []
     for wiring, evaluation in zip(chosen, evaluations, strict=True):
-        better = gain(*counts[wiring], *base)
+        better = paired_difference(*counts[wiring], *base)
         plain = better.ci is not None and better.ci[0] > 0
         large = plain and (better.value or 0.0) >= LARGE * usual and requests > LEAST_REQUESTS
-        shown = large or (requests >= LEAST_REQUESTS and conclusive(better, requests, others, 2 * LEVEL))  # one side
+        shown = large or (
+            requests >= LEAST_REQUESTS and is_significant(better, requests, others, 2 * LEVEL)
+        )  # one side
         candidates.append(
             Candidate(
                 describe(wiring, configured), wiring, evaluation.depths()[0].conditional,
@@ -263,7 +265,7 @@ def _ranked(
 
     def near(first: Candidate, other: Candidate) -> bool:
         """Whether the first is not surely ahead of the other one, which is better than configured."""
-        ahead = gain(*counts[first.wiring], *counts[other.wiring]).ci
+        ahead = paired_difference(*counts[first.wiring], *counts[other.wiring]).ci
         return other.shown and (ahead is None or ahead[0] <= 0)
 
     def strange(candidate: Candidate) -> int:

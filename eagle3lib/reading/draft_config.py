@@ -85,6 +85,11 @@ class DraftConfig:
     nested: bool
 
     @property
+    def shares_embedding(self) -> bool:
+        """True where SGLang puts the target's embedding in the draft's place (``llama.py`` ``set_embed``)."""
+        return self.target_hidden_size in (None, self.hidden_size)
+
+    @property
     def mla(self) -> bool:
         """True for multi-head latent attention by name: SGLang's ``Eagle3DeepseekV2ForCausalLM``, and what other
         programs call the same draft, such as SpecForge's ``DeepseekV3ForCausalLMEagle3``."""

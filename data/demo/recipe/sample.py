@@ -116,7 +116,7 @@ class Writer:
         self.start, self.answer = encode(SYSTEM + "<|im_start|>user\n"), encode("\n<|im_start|>assistant\n")
         self.openings, self.end = [encode(text) for text in OPENINGS], tokenizer.eos_token_id
         self.prompts: set[tuple[int, ...]] = set()
-        self.slots = [self.fresh() for _ in range(SLOTS)]
+        self.num_aux_hidden_states = [self.fresh() for _ in range(SLOTS)]
 
     def fresh(self) -> Slot:
         given = self.start + (self.random.choice(self.openings) if self.random.random() < 0.6 else [])
@@ -124,7 +124,7 @@ class Writer:
 
     def sample(self, logits: Tensor) -> tuple[list[int], list[int]]:
         """The best token of every slot, and one sampled among the 32 best that are not too unlikely."""
-        asking = torch.tensor([not slot.prompt_tokens for slot in self.slots])[:, None]
+        asking = torch.tensor([not slot.prompt_tokens for slot in self.num_aux_hidden_states])[:, None]
         top, index = logits.topk(32, -1)
         warm = top / torch.where(asking, 1.0, 0.7)
         floor = torch.where(asking, math.log(0.03), math.log(0.08))
@@ -168,10 +168,10 @@ def main() -> None:
     target, writer = Target(options.target), Writer(options.target, options.seed)
     done, tokens, shards, begun = [], 0, 0, time.time()
     while tokens < options.tokens:
-        positions = torch.tensor([len(slot.ids) - 1 for slot in writer.slots])
-        logits, states = target.step(torch.tensor([slot.ids[-1] for slot in writer.slots]), positions)
+        positions = torch.tensor([len(slot.ids) - 1 for slot in writer.num_aux_hidden_states])
+        logits, states = target.step(torch.tensor([slot.ids[-1] for slot in writer.num_aux_hidden_states]), positions)
         best, sampled = writer.sample(logits)
-        for i, slot in enumerate(writer.slots):
+        for i, slot in enumerate(writer.num_aux_hidden_states):
             slot.states.append(states[i])
             slot.choices.append(best[i])
             state = writer.advance(slot, best[i], sampled[i])
@@ -180,7 +180,7 @@ def main() -> None:
                 done.append((ids, slot.prompt_tokens, torch.stack(slot.states), choices, slot.greedy))
                 tokens += len(slot.ids)
             if state != "on":
-                writer.slots[i] = writer.fresh()
+                writer.num_aux_hidden_states[i] = writer.fresh()
         if len(done) >= SHARD or (done and tokens >= options.tokens):
             path = options.out / f"shard_{options.seed}_{shards:03d}.pt"
             torch.save(done, path.with_suffix(".part"))

@@ -75,18 +75,14 @@ def build_draft_decode_metadata_cpu(
     return rows
 
 
-def fill_bonus_tokens_cpu(
-    accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int
-) -> None:
+def fill_bonus_tokens_cpu(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
     """The last accepted token of each request; ``accept_lens`` ``[B]`` counts the bonus token."""
     batch = accept_lens.shape[0]
     rows = accept_tokens.view(-1)[: batch * accept_stride].view(batch, accept_stride)
     bonus_tokens.copy_(rows.gather(1, accept_lens.long()[:, None] - 1)[:, 0])
 
 
-def fill_accept_out_cache_loc_cpu(
-    accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor
-) -> None:
+def fill_accept_out_cache_loc_cpu(accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor) -> None:
     """The slots of the accepted nodes, packed; -1 in ``accept_index`` is not accepted."""
     accepted = accept_index[accept_index > -1].long()
     accept_out_cache_loc[: accepted.numel()] = out_cache_loc[accepted]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from eagle3lib.findings.verdict import Diagnosis
     from eagle3lib.measuring.rates import Rate
     from eagle3lib.measuring.wiring_search import Candidate
-    from eagle3lib.telling.records import Run
+    from eagle3lib.reporting.records import Run
 
 COLOURS = {"offline": "#2a6fbb", "training": "#e08a1e", "engine": "#3a9a5b"}
 TRAINED, CAPTURED, BOTH, QUIET = "#e08a1e", "#2a6fbb", "#3a9a5b", "#9aa3ad"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from eagle3lib.telling.privacy import mask
+from eagle3lib.reporting.privacy import mask
 
 if TYPE_CHECKING:
     from IPython.display import HTML

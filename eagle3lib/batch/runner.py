@@ -12,17 +12,17 @@ from typing import Any
 
 import click
 
+from eagle3lib.batch.cure import cured_parameters
+from eagle3lib.batch.execute import Execution
+from eagle3lib.batch.plan import Plan, PlannedRun
+from eagle3lib.batch.turns import Turns
 from eagle3lib.errors import InputError
-from eagle3lib.telling.cure import cured_parameters
-from eagle3lib.telling.execute import Execution
-from eagle3lib.telling.index import Outcome, tell_run, write_index
-from eagle3lib.telling.jsonable import jsonable
-from eagle3lib.telling.parameters import MODELS
-from eagle3lib.telling.plan import Plan, PlannedRun
-from eagle3lib.telling.privacy import mask, mask_text
-from eagle3lib.telling.provenance import config_digests
-from eagle3lib.telling.records import read_record
-from eagle3lib.telling.turns import Turns
+from eagle3lib.reporting.index import Outcome, tell_run, write_index
+from eagle3lib.reporting.jsonable import jsonable
+from eagle3lib.reporting.parameters import MODELS
+from eagle3lib.reporting.privacy import mask, mask_text
+from eagle3lib.reporting.provenance import config_digests
+from eagle3lib.reporting.records import read_record
 
 #: Notebooks whose answer depends on what others left in the run folder.
 READS = {

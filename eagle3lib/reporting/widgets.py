@@ -14,7 +14,7 @@ import ipywidgets
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading.points import FIELDS
-from eagle3lib.telling import tables, views
+from eagle3lib.reporting import tables, views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from scipy import stats
 
-from eagle3lib.measuring.rates import Gain
+from eagle3lib.measuring.rates import Difference
 
 #: Chance of a false alarm in one question put to healthy data.
 LEVEL = 0.001
 
 
-def conclusive(found: Gain, requests: int, comparisons: int = 1, level: float = LEVEL) -> bool:
+def is_significant(found: Difference, requests: int, comparisons: int = 1, level: float = LEVEL) -> bool:
     """Whether ``found`` differs from 0 at ``level``: its 95 % interval, widened as Student's t widens."""
     if found.value is None or found.ci is None or requests < 2:
         return False

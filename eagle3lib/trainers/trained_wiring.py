@@ -12,9 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle3lib.engine.capture_ids import default_boundaries
-from eagle3lib.engine.loading import shares_embedding
-from eagle3lib.maths.wiring import Wiring
+from eagle3lib.maths.wiring import Wiring, default_boundaries
 from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
 from eagle3lib.reading.rope import DEFAULT_THETA
@@ -37,7 +35,7 @@ class Trained:
 
     @property
     def wiring(self) -> Wiring | None:
-        return None if self.boundaries is None else self.switches.but(boundaries=self.boundaries)
+        return None if self.boundaries is None else self.switches.replace(boundaries=self.boundaries)
 
 
 def trained_wiring(draft: DraftConfig, target: TargetConfig | None, checkpoint: Checkpoint | None) -> Trained:
@@ -65,7 +63,7 @@ def trained_wiring(draft: DraftConfig, target: TargetConfig | None, checkpoint: 
         rope_scaling=scaling,
         window=draft.window if draft.dialect in ("speculators", "vllm", "sglang") else None,
         head="own" if _holds(checkpoint, "lm_head.weight") else _borrowed_head(draft),
-        embedding="target" if shares_embedding(draft) else "own",
+        embedding="target" if draft.shares_embedding else "own",
     )
     return Trained(agreed, candidates, reason, switches, tuple(notes))
 

@@ -18,9 +18,9 @@ from eagle3lib.measuring.rates import Rate
 from eagle3lib.measuring.trails import Part, Trail, by_category, by_kind, by_position, by_prompt_length, first_and_rest
 from eagle3lib.reading.points import Setting
 from eagle3lib.reading.token_kinds import decoder
-from eagle3lib.telling import figures
-from eagle3lib.telling.figures import COLOURS, panels, points, show
-from eagle3lib.telling.tables import length, rate, table, text
+from eagle3lib.reporting import figures
+from eagle3lib.reporting.figures import COLOURS, panels, points, show
+from eagle3lib.reporting.tables import length, rate, table, text
 
 if TYPE_CHECKING:
     from IPython.display import HTML
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from eagle3lib.findings.breakdown_rules import Limit
     from eagle3lib.measuring.acceptance import Acceptance
     from eagle3lib.measuring.served_wiring import ServedWiring
-    from eagle3lib.telling.records import Run
+    from eagle3lib.reporting.records import Run
 
 View = tuple[Figure | None, str]
 #: A further draft step that adds less than this share of the accept length has stopped paying.
@@ -232,7 +232,7 @@ def kinds(found: Sequence[Group], kind: Callable[[int], str] | None) -> View:
 
 
 def wirings(found: Sequence[ServedWiring]) -> HTML:
-    """The wirings that foretell most of what each report's requests accepted."""
+    """The wirings that predict most of what each report's requests accepted."""
     rows = [
         {
             "source": each.source, "wiring": fit.change, "boundaries": list(fit.wiring.boundaries),

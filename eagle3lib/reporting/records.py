@@ -26,10 +26,10 @@ from eagle3lib.errors import InputError
 from eagle3lib.findings.finding import SEVERITIES, Finding
 from eagle3lib.findings.verdict import NO_RECORD
 from eagle3lib.reading.files import parse_object, read_text, write_text
-from eagle3lib.telling.jsonable import jsonable
-from eagle3lib.telling.parameters import MODELS, Parameters, validate
-from eagle3lib.telling.privacy import mask
-from eagle3lib.telling.provenance import provenance
+from eagle3lib.reporting.jsonable import jsonable
+from eagle3lib.reporting.parameters import MODELS, Parameters, validate
+from eagle3lib.reporting.privacy import mask
+from eagle3lib.reporting.provenance import provenance
 
 SCHEMA = 1
 Item = TypeVar("Item")

@@ -18,7 +18,7 @@ from nbformat import NotebookNode
 
 from eagle3lib.findings.finding import SEVERITIES
 from eagle3lib.reading.files import write_text
-from eagle3lib.telling.privacy import mask, mask_text
+from eagle3lib.reporting.privacy import mask, mask_text
 
 TEMPLATE = Path(__file__).parent / "template"
 LIMIT = 2_000_000  # bytes of a page

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 from eagle3lib.findings.verdict import entries, is_symptom, number
 from eagle3lib.reading.files import write_text
-from eagle3lib.telling.pages import TEMPLATE, confine, css, mask_page
-from eagle3lib.telling.privacy import mask
-from eagle3lib.telling.records import read_records
+from eagle3lib.reporting.pages import TEMPLATE, confine, css, mask_page
+from eagle3lib.reporting.privacy import mask
+from eagle3lib.reporting.records import read_records
 
 Record = Mapping[str, Any]
 
@@ -72,8 +72,10 @@ def served(acceptance: Record) -> list[tuple[str, str]]:
     told = []
     for name in [str(source.get("source")) for source in sources if source.get("kind") == "engine"]:
         if (length := lengths[name]) is not None:
-            foretold = lengths.get(f"predicted for {name}")
-            told.append((f"{length:.2f}", "" if foretold is None else f"predicted for these requests: {foretold:.2f}"))
+            predicted = lengths.get(f"predicted for {name}")
+            told.append(
+                (f"{length:.2f}", "" if predicted is None else f"predicted for these requests: {predicted:.2f}")
+            )
     return told[:2]
 
 

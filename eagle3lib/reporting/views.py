@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3lib.findings.sample_rules import overlap
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import DEFINITIONS
-from eagle3lib.telling.tables import NOTHING, SIGNS, length, rate, table, text
+from eagle3lib.reporting.tables import NOTHING, SIGNS, length, rate, table, text
 
 if TYPE_CHECKING:
     from IPython.display import HTML

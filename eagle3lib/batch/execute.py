@@ -25,10 +25,10 @@ import yaml
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading.files import write_text
-from eagle3lib.telling.index import Outcome
-from eagle3lib.telling.pages import masked_notebook, write_page
-from eagle3lib.telling.privacy import mask_text
-from eagle3lib.telling.records import read_record, record_path
+from eagle3lib.reporting.index import Outcome
+from eagle3lib.reporting.pages import masked_notebook, write_page
+from eagle3lib.reporting.privacy import mask_text
+from eagle3lib.reporting.records import read_record, record_path
 
 #: In the environment of everything that a notebook starts, so that what outlives a dead kernel is found.
 _MARK = "EAGLE3_NOTEBOOK_RUN"

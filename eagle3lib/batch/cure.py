@@ -13,7 +13,7 @@ from eagle3lib.findings.edits import apply_edits
 from eagle3lib.findings.finding import Edit
 from eagle3lib.reading.files import parse_object, read_text
 from eagle3lib.reading.launch import Launch
-from eagle3lib.telling.records import read_record, write_json
+from eagle3lib.reporting.records import read_record, write_json
 
 #: A diagnosis below this confidence is a hint for a person; its edits are not applied.
 CONFIDENCE = 0.5

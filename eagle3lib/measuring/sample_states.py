@@ -20,14 +20,14 @@ Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
-class Material:
+class SampleStates:
     """A sample with the states at hand, ``[T, H_t]`` by boundary: all of them, or the captured ones."""
 
     sample: Sample
     states: Mapping[int, Tensor]
 
     @classmethod
-    def of(cls, sample: Sample, states: Tensor, boundaries: Sequence[int], embedding: Tensor | None) -> Material:
+    def of(cls, sample: Sample, states: Tensor, boundaries: Sequence[int], embedding: Tensor | None) -> SampleStates:
         """From ``states [T, K, H_t]`` at ``boundaries``; ``embedding [V_t, H_t]`` gives 0 if it lacks.
 
         (Boundary 0 is the embedding's row; a target that scales it, such as Gemma, must give states itself.)
@@ -44,7 +44,7 @@ class Material:
             raise InputError(self.sample.name, f"no states at {missing}", f"states at {list(boundaries)}", cure)
         return torch.stack([self.states[k] for k in boundaries], dim=1)
 
-    def part(self, before: int, after: int) -> Material:
+    def part(self, before: int, after: int) -> SampleStates:
         """Copies of the rows about the first start of the reply, so that the rest can be let go."""
         whole, prompt = self.sample, self.sample.prompt_tokens
         start = max(0, prompt - before)
@@ -53,16 +53,16 @@ class Material:
             whole, input_ids=whole.input_ids[rows], loss_mask=whole.loss_mask[rows],
             prompt_tokens=prompt - start, states=None, boundaries=None, last_hidden_state=None,
         )  # fmt: skip
-        return Material(cut, {k: state[rows].clone() for k, state in self.states.items()})
+        return SampleStates(cut, {k: state[rows].clone() for k, state in self.states.items()})
 
 
 @dataclass(frozen=True)
-class Materials:
+class StatesDataset:
     """What ``read_samples`` gives, with states. Each loop reads or computes them anew and holds one at a time.
 
     A file whose states do not fit is counted among ``refused``; a target that cannot run stops the loop.
 
-    ``boundaries``: those to compute where a file holds none, all if left out. ``assumed``: see ``material``.
+    ``boundaries``: those to compute where a file holds none, all if left out. ``assumed``: see ``sample_states``.
     """
 
     samples: Samples
@@ -72,11 +72,11 @@ class Materials:
     boundaries: tuple[int, ...] | None = None
     assumed: tuple[int, ...] | None = None
 
-    def __iter__(self) -> Iterator[Material]:
+    def __iter__(self) -> Iterator[SampleStates]:
         given = False
         for sample in self.samples:
             try:
-                made = material(sample, self.target, self.tensors, self.cache, self.boundaries, self.assumed)
+                made = sample_states(sample, self.target, self.tensors, self.cache, self.boundaries, self.assumed)
             except InputError as error:
                 if sample.states is None:
                     raise
@@ -92,23 +92,23 @@ class Materials:
         """By file, why the last loop could not use it."""
         return self.samples.refused
 
-    def first(self) -> Material:
+    def first(self) -> SampleStates:
         """The first one; what the last loop counted stays."""
         return next(iter(replace(self, samples=replace(self.samples, refused={}))))
 
-    def at(self, boundaries: Iterable[int]) -> Materials:
+    def at(self, boundaries: Iterable[int]) -> StatesDataset:
         """The same with these states alone, where they are computed."""
         return replace(self, boundaries=tuple(dict.fromkeys(boundaries)))
 
-    def spread(self, count: int) -> Materials:
+    def spread(self, count: int) -> StatesDataset:
         """About ``count`` of them, evenly spread; all of them where the last loop saw no more."""
         return replace(self, samples=self.samples.spread(count))
 
 
-def material(
+def sample_states(
     sample: Sample, target: str | Path, tensors: TargetTensors, cache: str | Path,
     boundaries: Sequence[int] | None = None, assumed: Sequence[int] | None = None,
-) -> Material:  # fmt: skip
+) -> SampleStates:  # fmt: skip
     """A sample with its states: those in its file, else computed from the target and kept in ``cache``.
 
     Args:
@@ -119,14 +119,14 @@ def material(
     check_vocab(sample, tensors.embedding.shape[0])
     if sample.states is None:
         states = target_states(target, sample.input_ids, boundaries, cache)
-        return Material.of(sample, states, boundaries or range(states.shape[1]), tensors.embedding)
+        return SampleStates.of(sample, states, boundaries or range(states.shape[1]), tensors.embedding)
     known = sample.boundaries or assumed
     if known is None or len(known) != sample.states.shape[1]:
         raise InputError(
             sample.name, f"{sample.states.shape[1]} states at unknown boundaries", "their boundaries",
             "write them into the file's metadata as `boundaries`, a JSON list",
         )  # fmt: skip
-    return Material.of(sample, sample.states, known, tensors.embedding)
+    return SampleStates.of(sample, sample.states, known, tensors.embedding)
 
 
 def spread(items: Iterable[Item], count: int) -> list[Item]:

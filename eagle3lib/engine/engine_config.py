@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eagle3lib.engine.capture_ids import Captured, Refusal, captured, engine_version
-from eagle3lib.engine.loading import NORM_PLACES, Loading, aux_count, load, reads_norm, shares_embedding
+from eagle3lib.engine.loading import NORM_PLACES, Loading, aux_count, load, reads_norm
 from eagle3lib.engine.speculation import Speculation, is_command, speculation
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.reading.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ CONTEXT_OVERRIDE = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
 
 @dataclass(frozen=True)
-class Served:
+class EngineConfig:
     """Effective values. ``captured`` is None without a target, ``loading`` without weights or geometry.
 
     ``crashes`` are reasons why it does not start or cannot serve; then ``wiring`` is None. ``window`` counts
@@ -58,9 +58,9 @@ class Served:
     wiring: Wiring | None
 
 
-def serve(
+def resolve_engine_config(
     draft: DraftConfig, target: TargetConfig | None, launch: Launch, engine: str, checkpoint: Checkpoint | None = None
-) -> Served:
+) -> EngineConfig:
     """Apply the rules of ``engine`` (such as ``sglang==0.5.23``; unknown versions: the nearest known one)."""
     version, note = engine_version(engine)
     spec = speculation(launch, target.architecture if target else "", version)
@@ -73,7 +73,7 @@ def serve(
     window = flag + 1 if flag and flag > 0 else None
     own = "target" if draft.draft_vocab_size is None else "own"
     head: Literal["own", "tied", "target"] = "tied" if draft.tied else own
-    embedding: Literal["target", "own"] = "target" if shares_embedding(draft) else "own"
+    embedding: Literal["target", "own"] = "target" if draft.shares_embedding else "own"
     crashes = (*spec.refusals, *_crashes(draft, launch, version, found, context, loading))
     wiring = None
     if not crashes and found is not None:
@@ -86,7 +86,7 @@ def serve(
             embedding=embedding,
             **norms,
         )
-    return Served(
+    return EngineConfig(
         version=version,
         notes=tuple(text for text in (note, _other_engine(launch, version), *launch.notes) if text),
         speculation=spec,

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from eagle3lib.errors import InputError
-from eagle3lib.telling.parameters import MODELS, nearest, path_names, validate
+from eagle3lib.reporting.parameters import MODELS, nearest, path_names, validate
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .+=@-]*")
 _PLACE = re.compile(r"\{(run_dir|out|name)\}")
