@@ -28,7 +28,7 @@ from eagle3lib.engine.setting import served_under
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft, forward
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.trees import grow
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import from_report
@@ -63,14 +63,15 @@ def measure(row: str, prompts: list[Prompt], tokens: int, folder: Path, target: 
         started = time.perf_counter()
         save_responses(server.ask(prompts, max_new_tokens=tokens), folder / "served" / "responses.jsonl")
         serving = time.perf_counter() - started
-    reports, tensors = served_under(read_engine_reports(folder / "served"), setting, ""), TargetTensors.load(target)
+    reports = served_under(read_engine_reports(folder / "served"), setting, "")
+    opened = Target.open(target, cache=folder.parent / "states")
     wiring = inspect(draft, target, launch.render({})).runnable_wiring
-    loaded, cache = Draft.load(draft, tensors.embedding), folder.parent / "states"
-    (found,) = forecast_served(reports, folder / "served", loaded, wiring, target, tensors, cache)
+    loaded = Draft.load(draft, opened.embedding)
+    (found,) = forecast_served(reports, folder / "served", loaded, wiring, opened)
     served = from_report(reports[0])
 
     samples = read_samples(folder / "served" / "responses.jsonl")
-    dataset = list(StatesDataset(samples, target, tensors, cache, wiring.boundaries))
+    dataset = list(StatesDataset(samples, opened, wiring.boundaries))
     started = time.perf_counter()
     forecasts = [setting_forecast(loaded, wiring, sample_states, setting) for sample_states in dataset]
     predicting = time.perf_counter() - started

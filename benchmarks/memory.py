@@ -65,7 +65,7 @@ def work(samples: Path) -> None:
     import torch
 
     from eagle3lib.maths.draft_weights import Draft, Layer, Linear
-    from eagle3lib.maths.target_states import TargetTensors
+    from eagle3lib.maths.target import Target
     from eagle3lib.maths.wiring import Wiring
     from eagle3lib.measuring.evaluation import evaluate_all
     from eagle3lib.measuring.last_state import target_argmax_of
@@ -85,7 +85,7 @@ def work(samples: Path) -> None:
         o=Linear(random(WIDTH, WIDTH)), gate=random(wide, WIDTH), up=random(wide, WIDTH), down=random(WIDTH, wide),
         post_norm=ones, input_norm=ones, hidden_norm=ones,
     )  # fmt: skip
-    target = TargetTensors(random(VOCAB, WIDTH), random(VOCAB, WIDTH), ones, 1e-6)
+    target = Target(random(VOCAB, WIDTH), random(VOCAB, WIDTH), ones, 1e-6)
     draft = Draft(
         fc=Linear(random(WIDTH, SLOTS * WIDTH)), input_norm=None, slot_norms=(), layers=(layer,), norm=ones,
         lm_head=random(VOCAB, WIDTH), own_embedding=None, target_embedding=target.embedding, d2t=None,
@@ -93,7 +93,7 @@ def work(samples: Path) -> None:
         head_dim=WIDTH // 8, eps=1e-6, max_positions=2048,
     )  # fmt: skip
     wiring = Wiring(BOUNDARIES)
-    dataset = StatesDataset(read_samples(samples, WIDTH, vocab=VOCAB), "", target, "")
+    dataset = StatesDataset(read_samples(samples, WIDTH, vocab=VOCAB), target)
     known = survey(dataset, BOUNDARIES, None, target)
     found = evaluate_all(draft, wiring, dataset, 3, target_argmax_of(9, target, None, known.last))
     search_wiring(draft, wiring, dataset.spread(16), 3)

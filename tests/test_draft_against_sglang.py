@@ -13,7 +13,7 @@ from eagle3lib.engine.capture import capture_requests, passes_folder
 from eagle3lib.engine.server import Server
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.maths.draft import Draft
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.forecast import BEYOND, agreement, continued, setting_forecast
 from eagle3lib.measuring.replay import STAGES, replay
@@ -83,8 +83,8 @@ def test_stages_and_steps_are_the_engine_s(name: str, target, tmp_path: Path) ->
         responses = capture_requests(
             server, passes_folder(server), PROMPTS, tmp_path / "capture", max_new_tokens=NEW_TOKENS
         )
-    tensors = TargetTensors.load(folder)
-    draft = Draft.load(tmp_path / "draft", tensors.embedding)
+    target = Target.open(folder, cache=tmp_path / "cache")
+    draft = Draft.load(tmp_path / "draft", target.embedding)
 
     stages = replay(read_capture(tmp_path / "capture"), draft, wiring)
     assert [stage.stage for stage in stages] == list(STAGES)
@@ -98,10 +98,10 @@ def test_stages_and_steps_are_the_engine_s(name: str, target, tmp_path: Path) ->
         samples.append(Sample("r", ids, torch.arange(len(ids)) >= prompt, prompt))
     forecasts = [
         setting_forecast(
-            draft, wiring, sample_states(sample, folder, tensors, tmp_path / "cache", wiring.boundaries),
+            draft, wiring, sample_states(sample, target, wiring.boundaries),
             (STEPS, 1, STEPS + 1), BEYOND,
         )
-        for sample in continued(samples, folder)
+        for sample in continued(samples, target)
     ]  # fmt: skip
     walks = [forecast.walk for forecast in forecasts]
     found = agreement(forecasts, [(response.accepted_per_step, response.histogram) for response in responses])

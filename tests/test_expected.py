@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft
-from eagle3lib.maths.target_states import TargetTensors, greedy, model, target_states
+from eagle3lib.maths.target import Target, greedy, model, target_states
 from eagle3lib.maths.tree_chances import node_chances
 from eagle3lib.maths.trees import Trees, grow
 from eagle3lib.maths.vocabulary import target_ids
@@ -36,14 +36,14 @@ def grown(pair: tuple[Path, Path, Tensor], setting: tuple[int, int, int], tokens
     target, draft, _ = pair
     wiring = inspect(str(draft), str(target), "").runnable_wiring
     states = target_states(target, tokens, wiring.boundaries)
-    loaded = Draft.load(draft, TargetTensors.load(target).embedding)
+    loaded = Draft.load(draft, Target.open(target).embedding)
     return grow(loaded, wiring, states, tokens, setting, 9)
 
 
 def test_node_chances_are_what_the_target_says_along_each_path(pair: tuple[Path, Path, Tensor]) -> None:
     target, _, tokens = pair
-    trees, tensors = grown(pair, (3, 3, 9), tokens), TargetTensors.load(target)
-    found = node_chances(target, tokens, trees, 0.7)
+    trees, tensors = grown(pair, (3, 3, 9), tokens), Target.open(target)
+    found = node_chances(tensors, tokens, trees, 0.7)
     for row in range(0, len(trees.starts), 13):
         start = int(trees.starts[row])
         for node, word in enumerate(trees.tokens[row].tolist()):
@@ -96,11 +96,11 @@ def conversation(tokens: Tensor) -> Sample:
 
 def counted(pair: tuple[Path, Path, Tensor], setting: tuple[int, ...], tokens: Tensor, temperature: float) -> list:
     target, draft, _ = pair
-    tensors, wiring = TargetTensors.load(target), inspect(str(draft), str(target), "").runnable_wiring
+    tensors, wiring = Target.open(target), inspect(str(draft), str(target), "").runnable_wiring
     states = target_states(target, tokens, wiring.boundaries)
     sample_states = SampleStates.of(conversation(tokens), states, wiring.boundaries, tensors.embedding)
     loaded = Draft.load(draft, tensors.embedding)
-    return list(expected(loaded, wiring, sample_states, target, tensors, setting, temperature))
+    return list(expected(loaded, wiring, sample_states, tensors, setting, temperature))
 
 
 def test_target_only_is_the_engines_game_of_coins() -> None:
@@ -132,7 +132,7 @@ def test_rejection_sampling_is_unbiased() -> None:
     wiring, steps, temperature = WIRINGS["plain"], 2, 3.0
     draw = torch.Generator().manual_seed(1)
     head = torch.randn(VOCAB, WIDTH, generator=draw) * 0.4
-    target, last = TargetTensors(head, head, torch.ones(WIDTH), 1e-6), torch.randn(len(tokens), WIDTH, generator=draw)
+    target, last = Target(head, head, torch.ones(WIDTH), 1e-6), torch.randn(len(tokens), WIDTH, generator=draw)
     p = torch.softmax(target.logits(last) / temperature, -1)
     ids = target_ids(draft, wiring)
 

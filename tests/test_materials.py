@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.measuring.sample_states import SampleStates, StatesDataset
 from eagle3lib.reading.samples import Sample, read_samples, write_sample
 
 T, H, VOCAB = 12, 8, 50
-TENSORS = TargetTensors(torch.ones(VOCAB, H), torch.ones(VOCAB, H), torch.ones(H), 1e-6)
+TENSORS = Target(torch.ones(VOCAB, H), torch.ones(VOCAB, H), torch.ones(H), 1e-6)
 
 
 def written(folder: Path, count: int, bad: tuple[int, ...] = ()) -> Path:
@@ -31,7 +31,7 @@ def numbers(dataset: StatesDataset) -> list[int]:
 
 
 def test_each_loop_reads_anew_and_names_what_does_not_fit(tmp_path: Path) -> None:
-    dataset = StatesDataset(read_samples(written(tmp_path, 5, bad=(1,))), "", TENSORS, tmp_path, assumed=(3, 5, 7))
+    dataset = StatesDataset(read_samples(written(tmp_path, 5, bad=(1,))), TENSORS, assumed=(3, 5, 7))
     for _ in range(2):
         assert numbers(dataset) == [0, 2, 3, 4]
         assert int(dataset.first().states[3][0, 0]) == 0
@@ -42,13 +42,13 @@ def test_each_loop_reads_anew_and_names_what_does_not_fit(tmp_path: Path) -> Non
 
 def test_none_that_fits_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown boundaries"):
-        list(StatesDataset(read_samples(written(tmp_path, 3)), "", TENSORS, tmp_path))
+        list(StatesDataset(read_samples(written(tmp_path, 3)), TENSORS))
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, [0, 3, 6, 9]), (6, [0, 2, 4])])
 def test_a_few_are_spread_over_all(tmp_path: Path, limit: int | None, expected: list[int]) -> None:
     samples = read_samples(written(tmp_path, 10), limit=limit)
-    dataset = StatesDataset(samples, "", TENSORS, tmp_path, assumed=(3, 5, 7))
+    dataset = StatesDataset(samples, TENSORS, assumed=(3, 5, 7))
     assert numbers(dataset) == list(range(limit or 10))
     assert numbers(dataset.spread(4 if limit is None else 3)) == expected
     assert numbers(dataset.spread(100)) == list(range(limit or 10))

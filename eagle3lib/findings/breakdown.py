@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -65,7 +66,7 @@ def break_down(
         return Breakdown(left_out=pair)
     try:
         ids = target_ids(pair.draft, pair.wiring)
-        kind = _kinds(pair.target, ids)
+        kind = _kinds(pair.target.folder, ids)
         told = [] if not samples else [
             _predict(pair, each, setting, temperature)
             for each in watch(pair.dataset(samples), "samples, every number of steps")
@@ -124,7 +125,7 @@ def _predict(pair: Pair, made: SampleStates, setting: Setting, temperature: floa
         textbook = setting_forecast(draft, wiring, made, setting, ancestors=True).walk
     if temperature and pair.rule != "greedy":
         try:
-            counts = expected(draft, wiring, made, pair.target, pair.tensors, setting, temperature, pair.rule)
+            counts = expected(draft, wiring, made, pair.target, setting, temperature, pair.rule)
         except InputError as error:
             why = f"What to expect at temperature {temperature:g} is left out. {error}"
     bare = replace(made.sample, states=None, last_hidden_state=None)  # a hundred conversations' are too many to hold
@@ -149,7 +150,7 @@ def _sources(told: Sequence[_Told], setting: Setting, temperature: float, rule: 
     return tuple(made)
 
 
-def _kinds(target: str, ids: torch.Tensor | None) -> Callable[[int], str]:
+def _kinds(target: str | Path, ids: torch.Tensor | None) -> Callable[[int], str]:
     """The kind of a token by its text; without a readable tokenizer only whether the draft has it."""
     own = None if ids is None else set(ids.tolist())
     try:

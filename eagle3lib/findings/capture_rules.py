@@ -12,7 +12,7 @@ from eagle3lib.findings.boundaries import ids_remedy, layer_difference
 from eagle3lib.findings.finding import Edit, Finding
 from eagle3lib.findings.rule import Inspection
 from eagle3lib.maths.draft import Draft
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.measuring.replay import StageDiff, replay
 from eagle3lib.measuring.streams import SHIFTS, Boundary, StreamMatch, rank_disagreement
 from eagle3lib.reading.captures import AUX, Capture
@@ -74,12 +74,12 @@ def known_target(inspection: Inspection) -> TargetConfig:
 
 
 def replayed(
-    captures: Sequence[Capture], draft: str, tensors: TargetTensors, inspection: Inspection
+    captures: Sequence[Capture], draft: str, target: Target, inspection: Inspection
 ) -> tuple[list[StageDiff], str]:
     """The engine's stages beside ours; where that is not possible, none and the reason."""
     try:
         return replay(
-            captures, Draft.load(draft, tensors.embedding, target_head=tensors.head), inspection.runnable_wiring
+            captures, Draft.load(draft, target.embedding, target_head=target.lm_head), inspection.runnable_wiring
         ), ""
     except InputError as error:
         return [], str(error)

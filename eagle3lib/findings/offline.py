@@ -13,7 +13,7 @@ from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.findings.rule import Inspection
 from eagle3lib.maths.draft import Draft
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.expected import Rule
 from eagle3lib.measuring.sample_states import Progress, StatesDataset
@@ -34,15 +34,13 @@ class Pair:
     inspection: Inspection
     draft: Draft
     wiring: Wiring
-    target: str
-    tensors: TargetTensors
-    cache: Path
+    target: Target
     rule: Rule
 
     def dataset(self, path: str) -> StatesDataset:
-        vocab, width = self.tensors.embedding.shape
+        vocab, width = self.target.embedding.shape
         samples = read_samples(path, width, vocab=vocab)
-        return StatesDataset(samples, self.target, self.tensors, self.cache, self.wiring.boundaries)
+        return StatesDataset(samples, self.target, self.wiring.boundaries)
 
 
 def open_pair(draft: str, target: str, launch: str, engine: str, cache: Path) -> tuple[Inspection | None, Pair | str]:
@@ -54,12 +52,12 @@ def open_pair(draft: str, target: str, launch: str, engine: str, cache: Path) ->
         inspection = inspect(draft, target, launch, engine)
         if not target:
             return inspection, "Not predicted: that needs draft and target."
-        wiring, tensors = inspection.runnable_wiring, TargetTensors.load(target)
+        wiring, opened = inspection.runnable_wiring, Target.open(target, cache=cache)
         rule = _rule(Launch.parse(launch))
-        loaded = Draft.load(draft, tensors.embedding, target_head=tensors.head)
+        loaded = Draft.load(draft, opened.embedding, target_head=opened.lm_head)
     except InputError as error:
         return inspection, f"Not predicted. {error}"
-    return inspection, Pair(inspection, loaded, wiring, target, tensors, cache, rule)
+    return inspection, Pair(inspection, loaded, wiring, opened, rule)
 
 
 def _rule(launch: Launch) -> Rule:
@@ -82,7 +80,7 @@ def predict_served(
     if temperature and pair.rule == "rejection":
         return (), "The served requests are not predicted: under rejection sampling the draft's draws decide."
     try:
-        found = forecast_served(reports, path, pair.draft, pair.wiring, pair.target, pair.tensors, pair.cache)
+        found = forecast_served(reports, path, pair.draft, pair.wiring, pair.target)
     except InputError as error:
         return (), f"The served requests are not predicted. {error}"
     if not found:
@@ -102,7 +100,7 @@ def read_wiring(
     ids, bases = pair.inspection.draft.aux_ids, [pair.inspection.target.rope.theta]
     try:
         return served_wiring(
-            reports, path, pair.draft, pair.wiring, pair.target, pair.tensors, pair.cache,
+            reports, path, pair.draft, pair.wiring, pair.target,
             ids=ids, bases=bases, progress=progress,
         )  # fmt: skip
     except InputError:  # said of the prediction already, which needs the same

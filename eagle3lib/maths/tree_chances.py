@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.target_states import model
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.trees import Trees
 
 #: Nodes that are computed side by side.
@@ -16,7 +14,7 @@ ROWS = 512
 
 
 @torch.inference_mode()
-def node_chances(folder: str | Path, tokens: Tensor, trees: Trees, temperature: float) -> Tensor:
+def node_chances(target: Target, tokens: Tensor, trees: Trees, temperature: float) -> Tensor:
     """``[S, N]``: the chance that the target, sampling at ``temperature``, says the node after its path.
 
     One forward pass over the conversation and the nodes of many trees, each node seeing the conversation up to its
@@ -25,9 +23,9 @@ def node_chances(folder: str | Path, tokens: Tensor, trees: Trees, temperature: 
     Raises:
         InputError: the target's window is shorter than the conversation.
     """
-    target = model(str(folder))
-    window = getattr(target.config, "sliding_window", None)
-    if "sliding_attention" in (getattr(target.config, "layer_types", None) or ()) and window < len(tokens):
+    model = target.model()
+    window = getattr(model.config, "sliding_window", None)
+    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()) and window < len(tokens):
         raise InputError(
             "the target's sliding_window", window, f"at least the conversation's {len(tokens)} tokens",
             "take shorter samples: further ones are not computed with a tree's own mask",
@@ -36,11 +34,11 @@ def node_chances(folder: str | Path, tokens: Tensor, trees: Trees, temperature: 
     parts = []
     for at in range(0, len(trees.starts), size):
         part = slice(at, at + size)
-        parts.append(_chances(target, tokens, trees, part, temperature))
+        parts.append(_chances(model, tokens, trees, part, temperature))
     return torch.cat(parts)
 
 
-def _chances(target: torch.nn.Module, tokens: Tensor, trees: Trees, part: slice, temperature: float) -> Tensor:
+def _chances(model: torch.nn.Module, tokens: Tensor, trees: Trees, part: slice, temperature: float) -> Tensor:
     starts, nodes = trees.starts[part], trees.tokens[part]  # [S], [S, N]
     parents, depths = trees.parents[part], trees.depths[part]
     count, width = nodes.shape
@@ -58,14 +56,14 @@ def _chances(target: torch.nn.Module, tokens: Tensor, trees: Trees, part: slice,
         own = parents[:, node] >= 0
         sees[rows[own], known:] = sees[above[own, node], known:]
         sees[rows, rows] = True
-    bias = torch.zeros(length, length, dtype=target.dtype).masked_fill_(~sees, torch.finfo(target.dtype).min)
+    bias = torch.zeros(length, length, dtype=model.dtype).masked_fill_(~sees, torch.finfo(model.dtype).min)
     ids = torch.cat([tokens[:known], nodes.flatten()])
     positions = torch.cat([torch.arange(known), (starts[:, None] + 1 + depths).flatten()])
-    hidden = target.get_decoder()(
+    hidden = model.get_decoder()(
         input_ids=ids[None], attention_mask=bias[None, None], position_ids=positions[None], use_cache=False
     ).last_hidden_state[0]  # [length, H], after the final norm
     said = []
     for rows, words in zip(above.flatten().split(ROWS), nodes.flatten().split(ROWS), strict=True):
-        logits = target.get_output_embeddings()(hidden[rows]).float() / temperature
+        logits = model.get_output_embeddings()(hidden[rows]).float() / temperature
         said.append(logits.log_softmax(-1).gather(1, words[:, None])[:, 0].exp())
     return torch.cat(said).view(count, width).masked_fill_(parents == -2, 0.0)

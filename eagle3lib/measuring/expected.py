@@ -14,7 +14,6 @@ top-p that an engine may apply besides are left out.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from eagle3lib.maths.draft import before_head, combine, depth_states
 from eagle3lib.maths.draft_weights import Draft
-from eagle3lib.maths.target_states import TargetTensors, target_states
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.tree_chances import node_chances
 from eagle3lib.maths.trees import Trees, grow
 from eagle3lib.maths.vocabulary import head_weight, target_ids
@@ -36,7 +35,7 @@ Rule = Literal["target-only", "rejection", "greedy"]
 
 
 def expected(
-    draft: Draft, wiring: Wiring, sample_states: SampleStates, target: str | Path, tensors: TargetTensors,
+    draft: Draft, wiring: Wiring, sample_states: SampleStates, target: Target,
     setting: Setting, temperature: float, rule: Rule = "target-only",
 ) -> tuple[float, ...]:  # fmt: skip
     """``[j]``: expected verify steps of one request that accept j drafts.
@@ -51,8 +50,8 @@ def expected(
         at_least = target_only(trees, node_chances(target, sample.input_ids, trees, temperature), num_steps)
         walk = sample_walk(sample, trees.starts, trees.runs)
         return tuple(_exactly(at_least)[list(walk.starts)].sum(0).tolist())
-    last = target_states(target, sample.input_ids)[:, -1]
-    at_least = rejection(draft, wiring, states, sample.input_ids, last, tensors, temperature, num_steps, first)
+    last = target.states(sample.input_ids)[:, -1]
+    at_least = rejection(draft, wiring, states, sample.input_ids, last, target, temperature, num_steps, first)
     counts = [
         expected_histogram(at_least[begin - 1 - first : max(begin, end - num_steps) - 1 - first])
         for begin, end in sample.replies
@@ -73,7 +72,7 @@ def target_only(trees: Trees, chances: Tensor, num_steps: int) -> Tensor:
 
 @torch.inference_mode()
 def rejection(
-    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, last: Tensor, target: TargetTensors,
+    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, last: Tensor, target: Target,
     temperature: float, num_steps: int, first: int = 0, rows: int = 256,
 ) -> Tensor:  # fmt: skip
     """``[S, num_steps + 1]``: the chance that at least j drafts were accepted, given what was said.

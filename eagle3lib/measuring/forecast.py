@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from eagle3lib.maths.draft import Draft, forward, rows_of
-from eagle3lib.maths.target_states import greedy
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.trees import grow
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance, from_histograms
@@ -64,9 +63,9 @@ class Agreement:
     mismatches: tuple[Mismatch, ...] = ()
 
 
-def continued(samples: Sequence[Sample], target: str | Path) -> list[Sample]:
+def continued(samples: Sequence[Sample], target: Target) -> list[Sample]:
     """Each sample with the target's own greedy words past its end; ``target`` is small enough to run."""
-    said = greedy(target, [sample.input_ids.tolist() for sample in samples], BEYOND, stop=False)
+    said = target.greedy([sample.input_ids.tolist() for sample in samples], BEYOND, stop=False)
     return [_longer(sample, words) for sample, words in zip(samples, said, strict=True)]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from eagle3lib.maths.kernels import rms_norm
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.measuring.accuracy import TargetArgmax, target_argmax
 from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.reading.samples import Sample
@@ -58,7 +58,7 @@ class LastState:
         most = max(self.as_it_stands, self.after_norm)
         return bool(self.tokens) and stats.binomtest(most, self.tokens, NOT_ITS_OWN, "less").pvalue < LEVEL
 
-    def look(self, sample: Sample, tensors: TargetTensors) -> None:
+    def look(self, sample: Sample, target: Target) -> None:
         """Count one sample; nothing where it has no last state or enough was seen."""
         last = sample.last_hidden_state
         if last is None or self.tokens >= TOKENS:
@@ -66,9 +66,9 @@ class LastState:
         self.claims.add(sample.last_is_normed)
         rows = sample.loss_mask[1:].nonzero().flatten()[:OF_ONE]  # row t is followed by token t + 1
         truth = sample.input_ids[1:][rows]
-        state = last[rows].to(tensors.head.device, tensors.head.dtype)
-        plain = (state @ tensors.head.T).argmax(-1).cpu() == truth
-        normed = tensors.logits(state).argmax(-1).cpu() == truth
+        state = last[rows].to(target.lm_head.device, target.lm_head.dtype)
+        plain = (state @ target.lm_head.T).argmax(-1).cpu() == truth
+        normed = target.logits(state).argmax(-1).cpu() == truth
         self.tokens += len(truth)
         self.as_it_stands += int(plain.sum())
         self.after_norm += int(normed.sum())
@@ -88,7 +88,7 @@ class LastState:
 
 
 def target_argmax_of(
-    layers: int, tensors: TargetTensors, ids: Tensor | None, found: LastState
+    layers: int, target: Target, ids: Tensor | None, found: LastState
 ) -> Callable[[SampleStates], TargetArgmax | None]:
     """A function that gives what the target says after each generated token, ``[T]``.
 
@@ -104,9 +104,9 @@ def target_argmax_of(
         if last is None or normed is None:
             return None
         begin = int(sample_states.sample.loss_mask.int().argmax())
-        last = last[begin:].to(tensors.head.device, tensors.head.dtype)
-        spoken = target_argmax(last if normed else rms_norm(last, tensors.norm, tensors.eps), tensors.head, words)
+        last = last[begin:].to(target.lm_head.device, target.lm_head.dtype)
+        spoken = target_argmax(last if normed else rms_norm(last, target.norm, target.eps), target.lm_head, words)
         return TargetArgmax(*(pad(each, (begin, 0), value=-1) for each in (spoken.full, spoken.in_draft)))
 
-    words = None if ids is None else ids.to(tensors.head.device)
+    words = None if ids is None else ids.to(target.lm_head.device)
     return said

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.kernels import rms_norm
-from eagle3lib.maths.target_states import TargetTensors, target_states
+from eagle3lib.maths.target import Target
 from eagle3lib.measuring.streams import Boundary
 from eagle3lib.reading.captures import Capture
 from eagle3lib.reading.samples import Sample, read_samples
@@ -26,14 +26,13 @@ class References:
     named: tuple[int, ...] | None = None
 
 
-def from_target(captures: Sequence[Capture], target: str | Path, cache: str | Path) -> References:
+def from_target(captures: Sequence[Capture], target: Target) -> References:
     """All boundaries of a target small enough to run here, and the last one after the final norm."""
-    tensors = TargetTensors.load(target)
     states: list[Mapping[Boundary, Tensor]] = []
     for capture in captures:
-        rows = target_states(target, _tokens(capture), None, cache)  # [P, n + 1, H]
+        rows = target.states(_tokens(capture))  # [P, n + 1, H]
         by_boundary: dict[Boundary, Tensor] = dict(enumerate(rows.unbind(1)))
-        by_boundary["final_norm"] = rms_norm(rows[:, -1], tensors.norm, tensors.eps)
+        by_boundary["final_norm"] = rms_norm(rows[:, -1], target.norm, target.eps)
         states.append(by_boundary)
     return References(tuple(states))
 

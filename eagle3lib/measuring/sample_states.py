@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.target_states import TargetTensors, target_states
+from eagle3lib.maths.target import Target
 from eagle3lib.reading.samples import Sample, Samples, check_vocab
 
 Item = TypeVar("Item")
@@ -66,9 +65,7 @@ class StatesDataset:
     """
 
     samples: Samples
-    target: str | Path
-    tensors: TargetTensors
-    cache: str | Path
+    target: Target
     boundaries: tuple[int, ...] | None = None
     assumed: tuple[int, ...] | None = None
 
@@ -76,7 +73,7 @@ class StatesDataset:
         given = False
         for sample in self.samples:
             try:
-                made = sample_states(sample, self.target, self.tensors, self.cache, self.boundaries, self.assumed)
+                made = sample_states(sample, self.target, self.boundaries, self.assumed)
             except InputError as error:
                 if sample.states is None:
                     raise
@@ -106,27 +103,26 @@ class StatesDataset:
 
 
 def sample_states(
-    sample: Sample, target: str | Path, tensors: TargetTensors, cache: str | Path,
-    boundaries: Sequence[int] | None = None, assumed: Sequence[int] | None = None,
+    sample: Sample, target: Target, boundaries: Sequence[int] | None = None, assumed: Sequence[int] | None = None,
 ) -> SampleStates:  # fmt: skip
-    """A sample with its states: those in its file, else computed from the target and kept in ``cache``.
+    """A sample with its states: those in its file, else computed by the target and kept in its cache.
 
     Args:
         boundaries: those to compute, all where left out.
         assumed: what the states of a file are that does not name their boundaries; without it such a file is
             refused, for states under a wrong name give wrong numbers.
     """
-    check_vocab(sample, tensors.embedding.shape[0])
+    check_vocab(sample, target.embedding.shape[0])
     if sample.states is None:
-        states = target_states(target, sample.input_ids, boundaries, cache)
-        return SampleStates.of(sample, states, boundaries or range(states.shape[1]), tensors.embedding)
+        states = target.states(sample.input_ids, boundaries)
+        return SampleStates.of(sample, states, boundaries or range(states.shape[1]), target.embedding)
     known = sample.boundaries or assumed
     if known is None or len(known) != sample.states.shape[1]:
         raise InputError(
             sample.name, f"{sample.states.shape[1]} states at unknown boundaries", "their boundaries",
             "write them into the file's metadata as `boundaries`, a JSON list",
         )  # fmt: skip
-    return SampleStates.of(sample, sample.states, known, tensors.embedding)
+    return SampleStates.of(sample, sample.states, known, target.embedding)
 
 
 def spread(items: Iterable[Item], count: int) -> list[Item]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance, Histogram, steps_of
 from eagle3lib.measuring.forecast import BEYOND, Agreement, agreement, continued, predicted, setting_forecast
@@ -34,8 +34,7 @@ class ServedForecast:
 
 
 def forecast_served(
-    reports: Sequence[EngineReport], path: str | Path, draft: Draft, wiring: Wiring, target: str | Path,
-    tensors: TargetTensors, cache: str | Path,
+    reports: Sequence[EngineReport], path: str | Path, draft: Draft, wiring: Wiring, target: Target,
 ) -> list[ServedForecast]:  # fmt: skip
     """A prediction for every report whose requests carry their token ids and a histogram.
 
@@ -43,14 +42,12 @@ def forecast_served(
     """
     found = []
     for report in reports:
-        pairs, setting = served_requests(report, Path(path), len(tensors.embedding)), known_setting(report)
+        pairs, setting = served_requests(report, Path(path), len(target.embedding)), known_setting(report)
         if not pairs or setting is None:
             continue
         samples = continued([sample for _, sample in pairs], target)
         forecasts = [
-            setting_forecast(
-                draft, wiring, sample_states(sample, target, tensors, cache, wiring.boundaries), setting, BEYOND
-            )
+            setting_forecast(draft, wiring, sample_states(sample, target, wiring.boundaries), setting, BEYOND)
             for sample in samples
         ]
         histograms = [request.histogram or () for request, _ in pairs]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.sample_states import Progress, sample_states, spread
 from eagle3lib.measuring.served import known_setting, served_requests
@@ -99,8 +99,8 @@ class ServedWiring:
 
 
 def served_wiring(
-    reports: Sequence[EngineReport], path: str | Path, draft: Draft, configured: Wiring, target: str | Path,
-    tensors: TargetTensors, cache: str | Path, *, ids: Sequence[int] | None = None,
+    reports: Sequence[EngineReport], path: str | Path, draft: Draft, configured: Wiring, target: Target,
+    *, ids: Sequence[int] | None = None,
     bases: Sequence[float] = (), progress: Progress = lambda share, words: None,
 ) -> list[ServedWiring]:  # fmt: skip
     """An answer for every report whose requests carry their token ids and a histogram; see ``forecast_served``.
@@ -112,9 +112,9 @@ def served_wiring(
     """
     found = []
     for report in reports:
-        pairs, setting = served_requests(report, Path(path), len(tensors.embedding)), known_setting(report)
+        pairs, setting = served_requests(report, Path(path), len(target.embedding)), known_setting(report)
         responses = [
-            Response(sample_states(sample, target, tensors, cache), request.steps, request.histogram or ())
+            Response(sample_states(sample, target), request.steps, request.histogram or ())
             for request, sample in spread(pairs, RESPONSES)
         ]
         if responses and setting:

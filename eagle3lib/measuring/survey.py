@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.measuring.accuracy import coverage
 from eagle3lib.measuring.last_state import LastState
 from eagle3lib.measuring.rates import Rate, rate
@@ -35,7 +35,7 @@ class Survey:
         return max(self.lengths)
 
 
-def survey(dataset: Iterable[SampleStates], slots: Sequence[int], ids: Tensor | None, tensors: TargetTensors) -> Survey:
+def survey(dataset: Iterable[SampleStates], slots: Sequence[int], ids: Tensor | None, target: Target) -> Survey:
     """``slots``: boundaries whose norms are told; ``ids [V_d]``: the draft vocabulary, ``None``: all words."""
     prompts, lengths, inside, generated = [], [], [], []
     norms: dict[int, list[float]] = {slot: [] for slot in slots}
@@ -54,7 +54,7 @@ def survey(dataset: Iterable[SampleStates], slots: Sequence[int], ids: Tensor | 
         layouts.add(sample.layout or "ours")
         for slot in norms.keys() & sample_states.states.keys():
             norms[slot].append(float(sample_states.states[slot].float().square().mean(-1).sqrt().median()))
-        last.look(sample, tensors)
+        last.look(sample, target)
     return Survey(
         tuple(prompts), tuple(lengths), rate(inside, generated), tuple(sorted(at_hand or ())), named,
         tuple(sorted(layouts)), {slot: tuple(values) for slot, values in norms.items()}, last,

@@ -20,7 +20,7 @@ from eagle3lib.engine.setting import served_under
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft
-from eagle3lib.maths.target_states import TargetTensors
+from eagle3lib.maths.target import Target
 from eagle3lib.measuring.references import from_target
 from eagle3lib.measuring.replay import replay
 from eagle3lib.measuring.served import forecast_served
@@ -62,14 +62,14 @@ def test_served_as_predicted(target: str, tmp_path: Path) -> None:
         said = list(response.input_ids + response.output_ids)
         assert any(answer["input_ids"][: len(said)] == said for answer in answers)
 
-    tensors, wiring = TargetTensors.load(target), inspect(draft, target, launch).runnable_wiring
-    loaded, cache = Draft.load(draft, tensors.embedding), tmp_path / "states"
+    tensors, wiring = Target.open(target, cache=tmp_path / "states"), inspect(draft, target, launch).runnable_wiring
+    loaded = Draft.load(draft, tensors.embedding)
     reports = served_under(read_engine_reports(tmp_path / "served"), (3, 1, 4), "")
-    (found,) = forecast_served(reports, tmp_path / "served", loaded, wiring, target, tensors, cache)
+    (found,) = forecast_served(reports, tmp_path / "served", loaded, wiring, tensors)
     assert found.agreement.equal == found.agreement.steps > 20 and not found.agreement.left_out
 
     captures = read_capture(tmp_path / "capture")
-    references = from_target(captures, target, cache)
+    references = from_target(captures, tensors)
     streams = [capture.streams(tensors.norm.shape[0]) for capture in captures]
     matches = match_streams(streams, references.states, [capture.positions for capture in captures])
     assert [match.boundary for match in matches] == [0, 3, 16] and all(m.relative_error < 1e-5 for m in matches)
@@ -85,10 +85,12 @@ def test_trees_are_served_as_predicted(target: str, tmp_path: Path) -> None:
     with Server.start(launch, target, draft, log_path=tmp_path / "server.log") as server:
         save_responses(server.ask(prompts, max_new_tokens=48), tmp_path / "served" / "responses.jsonl")
 
-    tensors, wiring = TargetTensors.load(target), inspect(draft, target, launch.render({})).runnable_wiring
+    tensors, wiring = (
+        Target.open(target, cache=tmp_path / "states"),
+        inspect(draft, target, launch.render({})).runnable_wiring,
+    )
     reports = served_under(read_engine_reports(tmp_path / "served"), (5, 8, 16), "")
     (found,) = forecast_served(
-        reports, tmp_path / "served", Draft.load(draft, tensors.embedding), wiring, target, tensors,
-        tmp_path / "states",
+        reports, tmp_path / "served", Draft.load(draft, tensors.embedding), wiring, tensors,
     )  # fmt: skip
     assert found.agreement.equal == found.agreement.steps > 20 and not found.agreement.left_out

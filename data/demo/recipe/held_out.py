@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from eagle3lib.maths.target_states import greedy
+from eagle3lib.maths.target import greedy
 from eagle3lib.reading.prompts import read_prompts
 
 NEW_TOKENS = 112  # 96 that a server is asked for, and 16 past them, to predict the last verify step

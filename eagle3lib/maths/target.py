@@ -1,4 +1,4 @@
-"""States of a target small enough to run here, boundary by boundary, computed once and kept.
+"""A target: the three tensors a draft needs, and where it is small enough to run here, its states and words.
 
 The target runs through transformers. Its residual stream is taken before the first block and after each
 block, never from ``output_hidden_states``, whose last entry is already normed.
@@ -31,18 +31,24 @@ DTYPE, BATCH = torch.float32, 8
 
 
 @dataclass(frozen=True)
-class TargetTensors:
-    """The three tensors of a target that a draft's numbers need; nothing else of it is read."""
+class Target:
+    """The three tensors of a target that a draft's numbers need; the rest is read only where the target is run.
+
+    ``cache``: the folder that keeps computed states; without it they are computed anew.
+    """
 
     embedding: Tensor  # [V_t, H_t]
-    head: Tensor  # [V_t, H_t]
+    lm_head: Tensor  # [V_t, H_t]
     norm: Tensor  # [H_t]
     eps: float
+    folder: Path | None = None
+    cache: Path | None = None
 
     @classmethod
-    def load(
-        cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
-    ) -> TargetTensors:
+    def open(
+        cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu",
+        cache: str | Path | None = None,
+    ) -> Target:  # fmt: skip
         """Raises ``InputError`` where one of them is not in the checkpoint."""
         checkpoint, config = Checkpoint.open(folder), TargetConfig.open(folder)
 
@@ -53,12 +59,30 @@ class TargetTensors:
             return checkpoint.tensor(info.name).to(device, dtype)
 
         embedding = read("embed_tokens.weight")
-        head = embedding if config.tied else read("lm_head.weight")
-        return cls(embedding, head, read("model.norm.weight", "norm.weight"), config.rms_norm_eps)
+        lm_head = embedding if config.tied else read("lm_head.weight")
+        norm = read("model.norm.weight", "norm.weight")
+        return cls(embedding, lm_head, norm, config.rms_norm_eps, Path(folder), Path(cache) if cache else None)
 
     def logits(self, last: Tensor) -> Tensor:
         """``[T, V]`` from the last block's output ``[T, H_t]``, before the final norm."""
-        return rms_norm(last, self.norm, self.eps) @ self.head.T
+        return rms_norm(last, self.norm, self.eps) @ self.lm_head.T
+
+    def states(self, input_ids: Sequence[int] | Tensor, boundaries: Sequence[int] | None = None) -> Tensor:
+        """``target_states`` of this target, kept in its cache."""
+        return target_states(self._runnable(), input_ids, boundaries, self.cache)
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop: bool = True) -> list[list[int]]:
+        """``greedy`` of this target."""
+        return greedy(self._runnable(), prompts, max_new_tokens, stop)
+
+    def model(self) -> Any:
+        """The whole target in transformers."""
+        return model(str(self._runnable()))
+
+    def _runnable(self) -> Path:
+        if self.folder is None:
+            raise InputError("target", "three tensors", "the target's folder, to run it")
+        return self.folder
 
 
 def target_states(
