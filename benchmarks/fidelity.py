@@ -29,7 +29,7 @@ from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft, forward
 from eagle3lib.maths.target import Target
-from eagle3lib.maths.trees import grow
+from eagle3lib.maths.trees import build_tree
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import from_report
 from eagle3lib.measuring.forecast import setting_forecast
@@ -103,7 +103,7 @@ def gap(
     first = sample_states.sample.prompt_tokens - 1
     if setting[1] == 1:
         return float(forward(draft, wiring, states, ids, setting[0], first).margins[accepted, start])
-    return float(grow(draft, wiring, states, ids, setting, first).margins[start])
+    return float(build_tree(draft, wiring, states, ids, setting, first).margins[start])
 
 
 def main() -> None:

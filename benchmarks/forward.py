@@ -69,13 +69,13 @@ def random_draft(width: int, dtype: torch.dtype, device: str) -> Draft:
 
     norm = torch.ones(width, dtype=dtype, device=device)
     layer = Layer(
-        q=Linear(normal(heads * head_dim, 2 * width)), k=Linear(normal(kv_heads * head_dim, 2 * width)),
-        v=Linear(normal(kv_heads * head_dim, 2 * width)), o=Linear(normal(width, heads * head_dim)),
-        gate=normal(inner, width), up=normal(inner, width), down=normal(width, inner),
-        post_norm=norm, input_norm=norm, hidden_norm=norm,
+        q_proj=Linear(normal(heads * head_dim, 2 * width)), k_proj=Linear(normal(kv_heads * head_dim, 2 * width)),
+        v_proj=Linear(normal(kv_heads * head_dim, 2 * width)), o_proj=Linear(normal(width, heads * head_dim)),
+        gate_proj=normal(inner, width), up_proj=normal(inner, width), down_proj=normal(width, inner),
+        post_attention_layernorm=norm, input_layernorm=norm, hidden_norm=norm,
     )  # fmt: skip
     return Draft(
-        fc=Linear(normal(width, 3 * width)), input_norm=None, slot_norms=(), layers=(layer,), norm=norm,
+        fc=Linear(normal(width, 3 * width)), input_norm=None, fc_norms=(), layers=(layer,), norm=norm,
         lm_head=normal(vocab, width), own_embedding=normal(2 * vocab, width), target_embedding=None,
         d2t=torch.zeros(vocab, dtype=torch.int64, device=device), num_aux_hidden_states=3,
         head_dim=head_dim, eps=1e-5, max_positions=4096,
@@ -85,10 +85,11 @@ def random_draft(width: int, dtype: torch.dtype, device: str) -> Draft:
 def products(draft: Draft, rows: int, depths: int) -> Run:
     """The matrix products of one forward pass and nothing else."""
     (layer,) = draft.layers
-    weights = [layer.q.weight, layer.k.weight, layer.v.weight, layer.o.weight, layer.gate, layer.up, layer.down]
+    linears = (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj)
+    weights = [*(linear.weight for linear in linears), layer.gate_proj, layer.up_proj, layer.down_proj]
     inputs = {w.shape[1]: torch.randn(rows, w.shape[1]).to(w) for w in (*weights, draft.fc.weight)}
-    group, dim = len(layer.q.weight) // len(layer.k.weight), draft.head_dim
-    heads = len(layer.k.weight) // dim
+    group, dim = len(layer.q_proj.weight) // len(layer.k_proj.weight), draft.head_dim
+    heads = len(layer.k_proj.weight) // dim
     q = torch.randn(heads, rows * group, dim).to(draft.norm)
     k, v = (torch.randn(heads, rows, dim).to(draft.norm) for _ in range(2))
 

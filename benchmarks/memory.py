@@ -81,13 +81,14 @@ def work(samples: Path) -> None:
 
     ones, wide = torch.ones(WIDTH), 2 * WIDTH
     layer = Layer(
-        q=Linear(random(WIDTH, wide)), k=Linear(random(WIDTH, wide)), v=Linear(random(WIDTH, wide)),
-        o=Linear(random(WIDTH, WIDTH)), gate=random(wide, WIDTH), up=random(wide, WIDTH), down=random(WIDTH, wide),
-        post_norm=ones, input_norm=ones, hidden_norm=ones,
+        q_proj=Linear(random(WIDTH, wide)), k_proj=Linear(random(WIDTH, wide)), v_proj=Linear(random(WIDTH, wide)),
+        o_proj=Linear(random(WIDTH, WIDTH)), gate_proj=random(wide, WIDTH), up_proj=random(wide, WIDTH),
+        down_proj=random(WIDTH, wide),
+        post_attention_layernorm=ones, input_layernorm=ones, hidden_norm=ones,
     )  # fmt: skip
     target = Target(random(VOCAB, WIDTH), random(VOCAB, WIDTH), ones, 1e-6)
     draft = Draft(
-        fc=Linear(random(WIDTH, SLOTS * WIDTH)), input_norm=None, slot_norms=(), layers=(layer,), norm=ones,
+        fc=Linear(random(WIDTH, SLOTS * WIDTH)), input_norm=None, fc_norms=(), layers=(layer,), norm=ones,
         lm_head=random(VOCAB, WIDTH), own_embedding=None, target_embedding=target.embedding, d2t=None,
         num_aux_hidden_states=SLOTS,
         head_dim=WIDTH // 8, eps=1e-6, max_positions=2048,

@@ -77,9 +77,9 @@ def _config(draft: Draft, wiring: Wiring):  # noqa: ANN202
 
     (layer,), dim = draft.layers, draft.head_dim
     return LlamaConfig(
-        vocab_size=draft.own_embedding.shape[0], hidden_size=draft.width, intermediate_size=len(layer.gate),
-        num_hidden_layers=1, num_attention_heads=len(layer.q.weight) // dim,
-        num_key_value_heads=len(layer.k.weight) // dim, head_dim=dim, rms_norm_eps=draft.eps,
+        vocab_size=draft.own_embedding.shape[0], hidden_size=draft.width, intermediate_size=len(layer.gate_proj),
+        num_hidden_layers=1, num_attention_heads=len(layer.q_proj.weight) // dim,
+        num_key_value_heads=len(layer.k_proj.weight) // dim, head_dim=dim, rms_norm_eps=draft.eps,
         max_position_embeddings=draft.max_positions, draft_vocab_size=draft.draft_vocab, pad_token_id=0,
         rope_parameters={"rope_type": "default", "rope_theta": wiring.rope_theta},
     )  # fmt: skip
@@ -88,10 +88,10 @@ def _config(draft: Draft, wiring: Wiring):  # noqa: ANN202
 def _weights(draft: Draft, first_layer: str) -> dict[str, Tensor]:
     """By the names that trainers use."""
     (layer,) = draft.layers
-    norms = {"input_layernorm": layer.input_norm, "hidden_norm": layer.hidden_norm}
-    norms["post_attention_layernorm"] = layer.post_norm
-    mlp = {f"mlp.{name}_proj": getattr(layer, name) for name in ("gate", "up", "down")}
-    attention = {f"self_attn.{name}_proj": getattr(layer, name).weight for name in "qkvo"}
+    norms = {"input_layernorm": layer.input_layernorm, "hidden_norm": layer.hidden_norm}
+    norms["post_attention_layernorm"] = layer.post_attention_layernorm
+    mlp = {f"mlp.{name}_proj": getattr(layer, f"{name}_proj") for name in ("gate", "up", "down")}
+    attention = {f"self_attn.{name}_proj": getattr(layer, f"{name}_proj").weight for name in "qkvo"}
     own = {f"{first_layer}{name}.weight": value for name, value in (norms | mlp | attention).items()}
     return own | {
         "fc.weight": draft.fc.weight, "norm.weight": draft.norm, "lm_head.weight": draft.lm_head,

@@ -199,7 +199,7 @@ def test_our_definition_by_hand() -> None:
     proposed = torch.tensor([[3, 4, 0, 6], [0, 5, 6, 0]])  # starts 1 .. 4; token t + 2, then t + 3
     chains = Chains(proposed, torch.arange(1, 5), torch.zeros(2, 4))
     one = depth_counts(chains, tokens, mask)
-    assert (one.starts, one.alone, one.together) == (3, (2, 2), (2, 1))
+    assert (one.starts, one.teacher_forced, one.prefix_correct) == (3, (2, 2), (2, 1))
     first, second = depth_accuracy([one, one])
     assert (first.conditional.numerator, first.conditional.denominator) == (4, 6)
     assert (second.conditional.numerator, second.conditional.denominator) == (2, 4)

@@ -38,17 +38,17 @@ def random_draft(layers: int = 1, slots: int = 3, biases: bool = False, seed: in
 
     def layer(width: int) -> Layer:
         return Layer(
-            q=linear(HEADS * HEAD_DIM, width), k=linear(KV_HEADS * HEAD_DIM, width),
-            v=linear(KV_HEADS * HEAD_DIM, width), o=linear(WIDTH, HEADS * HEAD_DIM),
-            gate=normal(INNER, WIDTH), up=normal(INNER, WIDTH), down=normal(WIDTH, INNER),
-            post_norm=norm(WIDTH), input_norm=norm(WIDTH), hidden_norm=norm(WIDTH),
+            q_proj=linear(HEADS * HEAD_DIM, width), k_proj=linear(KV_HEADS * HEAD_DIM, width),
+            v_proj=linear(KV_HEADS * HEAD_DIM, width), o_proj=linear(WIDTH, HEADS * HEAD_DIM),
+            gate_proj=normal(INNER, WIDTH), up_proj=normal(INNER, WIDTH), down_proj=normal(WIDTH, INNER),
+            post_attention_layernorm=norm(WIDTH), input_layernorm=norm(WIDTH), hidden_norm=norm(WIDTH),
             q_norm=norm(HEAD_DIM), k_norm=norm(HEAD_DIM),
         )  # fmt: skip
 
     return Draft(
         fc=Linear(normal(WIDTH, slots * WIDTH)),
         input_norm=norm(slots * WIDTH),
-        slot_norms=tuple(norm(WIDTH) for _ in range(slots)),
+        fc_norms=tuple(norm(WIDTH) for _ in range(slots)),
         layers=tuple(layer(2 * WIDTH if i == 0 else WIDTH) for i in range(layers)),
         norm=norm(WIDTH),
         lm_head=normal(DRAFT_VOCAB, WIDTH),
@@ -104,7 +104,7 @@ def speculators_model(draft: Draft, wiring: Wiring):  # noqa: ANN201
     qwen = wiring.qk_norm
     kind = Qwen3Config if qwen else LlamaConfig
     config = kind(
-        vocab_size=VOCAB, hidden_size=draft.width, intermediate_size=draft.layers[0].gate.shape[0],
+        vocab_size=VOCAB, hidden_size=draft.width, intermediate_size=draft.layers[0].gate_proj.shape[0],
         num_hidden_layers=len(draft.layers), num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
         head_dim=draft.head_dim, rms_norm_eps=draft.eps, max_position_embeddings=draft.max_positions,
         attention_bias=wiring.attention_bias,
@@ -153,23 +153,23 @@ def named(draft: Draft, first_layer: str, wiring: Wiring) -> dict[str, Tensor]:
     out = {"fc.weight": draft.fc.weight, "norm.weight": draft.norm, "lm_head.weight": draft.lm_head, "d2t": draft.d2t}
     for i, layer in enumerate(draft.layers):
         at = first_layer if i == 0 else f"layers.{i}."
-        out[at + "input_layernorm.weight"] = layer.input_norm
-        out[at + "post_attention_layernorm.weight"] = layer.post_norm
+        out[at + "input_layernorm.weight"] = layer.input_layernorm
+        out[at + "post_attention_layernorm.weight"] = layer.post_attention_layernorm
         if i == 0:
             out[at + "hidden_norm.weight"] = layer.hidden_norm
         for name in "qkvo":
-            linear = getattr(layer, name)
+            linear = getattr(layer, f"{name}_proj")
             out[f"{at}self_attn.{name}_proj.weight"] = linear.weight
             if wiring.attention_bias:
                 out[f"{at}self_attn.{name}_proj.bias"] = linear.bias
         for name in ("gate", "up", "down"):
-            out[f"{at}mlp.{name}_proj.weight"] = getattr(layer, name)
+            out[f"{at}mlp.{name}_proj.weight"] = getattr(layer, f"{name}_proj")
         if wiring.qk_norm:
             out |= {f"{at}self_attn.q_norm.weight": layer.q_norm, f"{at}self_attn.k_norm.weight": layer.k_norm}
     if wiring.norm_before_fc:
         out["input_norm.weight"] = draft.input_norm
     if wiring.fc_norm:
-        out |= {f"fc_norm.{k}.weight": norm for k, norm in enumerate(draft.slot_norms)}
+        out |= {f"fc_norm.{k}.weight": norm for k, norm in enumerate(draft.fc_norms)}
     return out
 
 

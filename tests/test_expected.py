@@ -13,7 +13,7 @@ from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target import Target, greedy, model, target_states
 from eagle3lib.maths.tree_chances import node_chances
-from eagle3lib.maths.trees import Trees, grow
+from eagle3lib.maths.trees import Trees, build_tree
 from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.measuring.evaluation import sample_walk
 from eagle3lib.measuring.expected import expected, expected_histogram, rejection, target_only
@@ -37,7 +37,7 @@ def grown(pair: tuple[Path, Path, Tensor], setting: tuple[int, int, int], tokens
     wiring = inspect(str(draft), str(target), "").runnable_wiring
     states = target_states(target, tokens, wiring.boundaries)
     loaded = Draft.load(draft, Target.open(target).embedding)
-    return grow(loaded, wiring, states, tokens, setting, 9)
+    return build_tree(loaded, wiring, states, tokens, setting, 9)
 
 
 def test_node_chances_are_what_the_target_says_along_each_path(pair: tuple[Path, Path, Tensor]) -> None:

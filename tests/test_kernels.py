@@ -13,7 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import forward
-from eagle3lib.maths.kernels import chain_attention, head, merge, plain_chain_attention, rms_norm, rotary_tables, rotate
+from eagle3lib.maths.kernels import (
+    apply_rotary_pos_emb,
+    chain_attention,
+    lm_head_argmax,
+    merge_attention_states,
+    plain_chain_attention,
+    rms_norm,
+    rotary_tables,
+)
 from eagle3lib.maths.wiring import Wiring
 from tests.test_draft_against_trainers import random_draft
 
@@ -67,12 +75,12 @@ def test_merging_parts_of_a_softmax(seed: int) -> None:
     for a, b in ((0, 1), (1, 5), (5, 7)):
         some = scores[..., a:b]
         parts.append(((some.softmax(-1)[..., None] * values[..., a:b, :]).sum(-2), some.logsumexp(-1)))
-    torch.testing.assert_close(merge(parts), whole)
+    torch.testing.assert_close(merge_attention_states(parts), whole)
 
 
 def test_head_in_pieces() -> None:
     x, weight = random(0, 50, 8), random(1, 30, 8)
-    best, gap = head(x, weight, rows=7)
+    best, gap = lm_head_argmax(x, weight, rows=7)
     top = (x @ weight.T).topk(2)
     assert torch.equal(best, top.indices[:, 0])
     torch.testing.assert_close(gap, top.values[:, 0] - top.values[:, 1])
@@ -96,10 +104,10 @@ SCALINGS = {
 @pytest.mark.parametrize("name", SCALINGS)
 def test_rotation_depends_on_distances_only(name: str) -> None:
     cos, sin = rotary_tables(1e4, SCALINGS[name], 16, torch.arange(60), max_positions=128)
-    q, k = rotate(random(0, 60, 1, 16), cos, sin), rotate(random(0, 60, 1, 16), cos, sin)
+    q, k = apply_rotary_pos_emb(random(0, 60, 1, 16), cos, sin), apply_rotary_pos_emb(random(0, 60, 1, 16), cos, sin)
     assert torch.equal(q, k)
     same = random(3, 1, 1, 16).expand(60, 1, 16)
-    turned = rotate(same, cos, sin)[:, 0]
+    turned = apply_rotary_pos_emb(same, cos, sin)[:, 0]
     scores = turned @ turned.T
     torch.testing.assert_close(scores[5, 9], scores[40, 44])
     assert (scores[0, 1] - scores[0, 30]).abs() > 1e-3
@@ -118,7 +126,7 @@ def test_unknown_scaling_is_named() -> None:
 def test_the_head_finds_the_two_best_in_any_vocabulary() -> None:
     for vocabulary in (2, 127, 128, 129, 1000):
         x, weight = random(vocabulary, 9, 8), random(1, vocabulary, 8)
-        best, gap = head(x, weight)
+        best, gap = lm_head_argmax(x, weight)
         top = (x @ weight.T).topk(2)
         assert torch.equal(best, top.indices[:, 0])
         torch.testing.assert_close(gap, top.values[:, 0] - top.values[:, 1])

@@ -173,8 +173,8 @@ def test_slips_at_random_neither_make_nor_hide_an_error(
     The forecasts of a wiring are the same whatever was served, so they are made once.
     """
     draft, dataset = planted(served, noise=1.0)
-    o = Linear(torch.randn(draft.layers[0].o.weight.shape, generator=torch.Generator().manual_seed(0)))
-    draft = replace(draft, layers=(replace(draft.layers[0], o=o),))
+    o = Linear(torch.randn(draft.layers[0].o_proj.weight.shape, generator=torch.Generator().manual_seed(0)))
+    draft = replace(draft, layers=(replace(draft.layers[0], o_proj=o),))
     made: dict[tuple[object, ...], Forecast] = {}
 
     def once(draft: Draft, wiring: Wiring, sample_states: SampleStates, setting: Setting) -> Forecast:

@@ -13,7 +13,7 @@ from eagle3lib.errors import InputError
 from eagle3lib.maths import trees
 from eagle3lib.maths.draft import before_head, combine, depth_states, forward
 from eagle3lib.maths.draft_weights import Draft, Layer, Linear
-from eagle3lib.maths.trees import Trees, grow
+from eagle3lib.maths.trees import Trees, build_tree
 from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
@@ -37,14 +37,16 @@ def made(layers: int = 1, seed: int = 0) -> tuple[Draft, Tensor, Tensor]:
 
     def layer(wide: int) -> Layer:
         return Layer(
-            q=linear(WIDTH, wide), k=linear(WIDTH // 2, wide), v=linear(WIDTH // 2, wide), o=linear(WIDTH, WIDTH),
-            gate=linear(WIDTH, WIDTH).weight, up=linear(WIDTH, WIDTH).weight, down=linear(WIDTH, WIDTH).weight,
-            post_norm=torch.ones(WIDTH), input_norm=torch.ones(WIDTH), hidden_norm=torch.ones(WIDTH),
+            q_proj=linear(WIDTH, wide), k_proj=linear(WIDTH // 2, wide), v_proj=linear(WIDTH // 2, wide),
+            o_proj=linear(WIDTH, WIDTH), gate_proj=linear(WIDTH, WIDTH).weight,
+            up_proj=linear(WIDTH, WIDTH).weight, down_proj=linear(WIDTH, WIDTH).weight,
+            post_attention_layernorm=torch.ones(WIDTH), input_layernorm=torch.ones(WIDTH),
+            hidden_norm=torch.ones(WIDTH),
         )  # fmt: skip
 
     kept = torch.arange(0, VOCAB, 2)
     draft = Draft(
-        fc=linear(WIDTH, 3 * WIDTH), input_norm=None, slot_norms=(),
+        fc=linear(WIDTH, 3 * WIDTH), input_norm=None, fc_norms=(),
         layers=tuple(layer(2 * WIDTH if i == 0 else WIDTH) for i in range(layers)), norm=torch.ones(WIDTH),
         lm_head=normal(len(kept), WIDTH) * 0.4, own_embedding=None, target_embedding=normal(VOCAB, WIDTH),
         d2t=kept - torch.arange(len(kept)), num_aux_hidden_states=3, head_dim=6, eps=1e-6, max_positions=512,
@@ -57,7 +59,7 @@ def made(layers: int = 1, seed: int = 0) -> tuple[Draft, Tensor, Tensor]:
 def test_a_tree_of_one_branch_is_a_chain(wiring: Wiring, layers: int) -> None:
     draft, states, tokens = made(layers)
     chains = forward(draft, wiring, states, tokens, 4, FIRST)
-    runs, sure = grow(draft, wiring, states, tokens, (4, 1, 5), FIRST).runs(tokens)
+    runs, sure = build_tree(draft, wiring, states, tokens, (4, 1, 5), FIRST).runs(tokens)
     expected = chains.runs(tokens, 4)
     assert torch.equal(runs, expected[0]) and torch.equal(sure, expected[1])
     assert runs.sum() > 8
@@ -102,7 +104,7 @@ def paths(found: Trees, row: int) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("setting", [(3, 2, 6), (4, 3, 12), (2, 4, 9)], ids=str)
 def test_trees_with_ancestor_keys_are_a_search_over_paths(wiring: Wiring, setting: tuple[int, int, int]) -> None:
     draft, states, tokens = made()
-    found = grow(draft, wiring, states, tokens, setting, FIRST, ancestors=True)
+    found = build_tree(draft, wiring, states, tokens, setting, FIRST, ancestors=True)
     for row in range(0, len(found.starts), 16):
         assert paths(found, row) == searched(setting, FIRST + row, draft, wiring, states, tokens)
 
@@ -111,13 +113,14 @@ def test_keys_of_beam_slots_change_trees_from_depth_three_on() -> None:
     """Held against the real engine in ``engine/test_demo.py``."""
     draft, states, tokens = made()
     for setting, same in (((2, 4, 9), True), ((4, 3, 12), False)):
-        engine, textbook = (grow(draft, WIRINGS["plain"], states, tokens, setting, FIRST, own) for own in (False, True))
+        wiring = WIRINGS["plain"]
+        engine, textbook = (build_tree(draft, wiring, states, tokens, setting, FIRST, own) for own in (False, True))
         assert torch.equal(engine.tokens, textbook.tokens) is same
 
 
 def test_runs_follow_the_words_down_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     draft, states, tokens = made()
-    found = grow(draft, WIRINGS["plain"], states, tokens, (4, 3, 12), FIRST)
+    found = build_tree(draft, WIRINGS["plain"], states, tokens, (4, 3, 12), FIRST)
     runs, sure = found.runs(tokens)
     for row, start in enumerate(found.starts.tolist()):
         words, known = tuple(tokens[start + 2 :].tolist()), paths(found, row)
@@ -125,7 +128,7 @@ def test_runs_follow_the_words_down_the_tree(monkeypatch: pytest.MonkeyPatch) ->
         assert (runs[row], sure[row]) == (expected, expected == 4 or expected < len(words))
     assert max(b - a for a, b in pairwise([0, *runs.tolist()])) > 1
     monkeypatch.setattr(trees, "ROWS", 7)  # two starts at a time
-    parts = grow(draft, WIRINGS["plain"], states, tokens, (4, 3, 12), FIRST)
+    parts = build_tree(draft, WIRINGS["plain"], states, tokens, (4, 3, 12), FIRST)
     assert torch.equal(parts.tokens, found.tokens) and torch.equal(parts.parents, found.parents)
 
 
@@ -133,11 +136,11 @@ def test_runs_follow_the_words_down_the_tree(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_impossible_tree_is_refused(setting: tuple[int, int, int]) -> None:
     draft, states, tokens = made()
     with pytest.raises(InputError, match="draft tokens for these steps and topk"):
-        grow(draft, WIRINGS["plain"], states, tokens, setting)
+        build_tree(draft, WIRINGS["plain"], states, tokens, setting)
 
 
 def test_a_map_beyond_the_vocabulary_is_refused() -> None:
     draft, states, tokens = made()
     absolute = replace(draft, d2t=torch.arange(0, VOCAB, 2))  # read as offsets
     with pytest.raises(InputError, match="target ids from 0 to 15"):
-        grow(absolute, WIRINGS["plain"], states, tokens, (3, 2, 6))
+        build_tree(absolute, WIRINGS["plain"], states, tokens, (3, 2, 6))

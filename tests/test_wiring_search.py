@@ -55,13 +55,14 @@ def planted(wiring: Wiring, noise: float = 0.5, seed: int = 0, count: int = 6) -
     zero = Linear(torch.zeros(WIDTH, WIDTH))
     wide = Linear(normal(WIDTH, 2 * WIDTH) * 0.1)
     layer = Layer(
-        q=wide, k=wide, v=wide, o=zero, gate=zero.weight, up=zero.weight, down=zero.weight,
-        post_norm=torch.ones(WIDTH), input_norm=torch.ones(WIDTH), hidden_norm=signs,
+        q_proj=wide, k_proj=wide, v_proj=wide, o_proj=zero,
+        gate_proj=zero.weight, up_proj=zero.weight, down_proj=zero.weight,
+        post_attention_layernorm=torch.ones(WIDTH), input_layernorm=torch.ones(WIDTH), hidden_norm=signs,
     )  # fmt: skip
     draft = Draft(
         fc=Linear(torch.cat([rotations[k] * (slot if wiring.fc_norm else 1)
                              for k, slot in zip(wiring.boundaries, slots, strict=True)], 1)),
-        input_norm=None, slot_norms=tuple(slots), layers=(layer,),
+        input_norm=None, fc_norms=tuple(slots), layers=(layer,),
         norm=torch.ones(WIDTH) if wiring.norm_before_head else last,
         lm_head=codes * signs if wiring.norm_before_residual else codes,
         own_embedding=None, target_embedding=normal(VOCAB, WIDTH), d2t=torch.zeros(VOCAB, dtype=torch.long),
@@ -268,7 +269,7 @@ def test_one_short_reply_stops_no_search(reply: int) -> None:
 def test_a_draft_of_one_aux_state_is_searched(bias: bool) -> None:
     draft, dataset = planted(CONFIGURED)
     fc = Linear(draft.fc.weight[:, :WIDTH], torch.zeros(WIDTH) if bias else None)
-    one = replace(draft, fc=fc, num_aux_hidden_states=1, slot_norms=draft.slot_norms[:1])
+    one = replace(draft, fc=fc, num_aux_hidden_states=1, fc_norms=draft.fc_norms[:1])
     search = search_wiring(one, CONFIGURED.replace(boundaries=(3,)), dataset, layers=9)
     assert search.candidates[0].wiring.boundaries == (2,) and search.idle_slots == ()
 

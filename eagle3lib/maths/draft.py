@@ -21,20 +21,27 @@ from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft_weights import Draft, Layer, Linear
-from eagle3lib.maths.kernels import chain_attention, gated_mlp, head, rms_norm, rotary_tables, rotate
+from eagle3lib.maths.kernels import (
+    apply_rotary_pos_emb,
+    chain_attention,
+    gated_mlp,
+    lm_head_argmax,
+    rms_norm,
+    rotary_tables,
+)
 from eagle3lib.maths.mla import yarn
 from eagle3lib.maths.vocabulary import embedding_table, have, head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
-#: Is told each stage by name as it is computed.
-Note = Callable[[str, Tensor], None]
+#: Called with the name and the value of each stage of the forward pass, as it is computed.
+OnStage = Callable[[str, Tensor], None]
 
 #: What the rows of a layer see of their q, k and v.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def _silent(name: str, value: Tensor) -> None:
-    """Nobody asked."""
+def _ignore(name: str, value: Tensor) -> None:
+    """The default: stages are not looked at."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +92,14 @@ def forward(
     hidden = combine(draft, wiring, states)
     proposed, margins = [], []
     for state in depth_states(draft, wiring, hidden, tokens, depths, first, attention):
-        best, margin = head(before_head(draft, wiring, state), weight)
+        best, margin = lm_head_argmax(before_head(draft, wiring, state), weight)
         proposed.append(best if ids is None else ids[best])
         margins.append(margin)
     starts = torch.arange(first, first + len(proposed[0]))
     return Chains(torch.stack(proposed).cpu(), starts, torch.stack(margins).cpu())
 
 
-def combine(draft: Draft, wiring: Wiring, states: Tensor, note: Note = _silent) -> Tensor:
+def combine(draft: Draft, wiring: Wiring, states: Tensor, on_stage: OnStage = _ignore) -> Tensor:
     """The captured states as one hidden state a row: ``[T, K, H_t]`` to ``[T, H]``."""
     slots = draft.num_aux_hidden_states
     if states.dim() != 3 or states.shape[1] != slots or len(wiring.boundaries) != slots:
@@ -101,20 +108,20 @@ def combine(draft: Draft, wiring: Wiring, states: Tensor, note: Note = _silent) 
     if states.shape[2] * slots != draft.fc.weight.shape[1]:
         raise InputError("states", f"width {states.shape[2]}", f"width {draft.fc.weight.shape[1] // slots}")
     x = states.to(draft.norm.device, draft.norm.dtype)  # [T, K, H_t]
-    note("captured states", x.flatten(1))
+    on_stage("captured states", x.flatten(1))
     if wiring.fc_norm:
-        norms = have(draft.slot_norms, "fc_norm", "fc_norm.*.weight")
+        norms = have(draft.fc_norms, "fc_norm", "fc_norm.*.weight")
         x = torch.stack([rms_norm(x[:, k], norm, draft.eps) for k, norm in enumerate(norms)], 1)
     x = x.flatten(1)  # [T, K * H_t]
     if wiring.norm_before_fc:
         x = rms_norm(x, have(draft.input_norm, "norm_before_fc", "input_norm.weight"), draft.eps)
     x = _linear(x, draft.fc)  # [T, H]
-    note("fc", x)
+    on_stage("fc", x)
     return x
 
 
 @dataclass
-class Memory:
+class KVCache:
     """Keys and values of one layer: ``[0]`` for all rows at depth 1, then one entry a depth."""
 
     keys: list[Tensor] = field(default_factory=list)
@@ -130,13 +137,13 @@ def depth_states(
     depths: int,
     first: int = 0,
     attention: Callable[..., Tensor] = chain_attention,
-    note: Note = _silent,
-    memories: list[Memory] | None = None,
+    on_stage: OnStage = _ignore,
+    kv_caches: list[KVCache] | None = None,
 ) -> Iterator[Tensor]:
     """The draft's state ``[S, H]``, before the final norm, at depths 1 to ``depths``.
 
     ``hidden [T, H]`` is ``combine``'s. Rows ``first .. T - 2`` are given, less those that a negative
-    ``wiring.shift`` leaves without a state. ``memories``, one a layer, are filled for whoever goes on by himself.
+    ``wiring.shift`` leaves without a state. ``kv_caches``, one a layer, are filled here: a tree goes on from them.
     """
     tokens = torch.as_tensor(tokens, device=hidden.device)
     if len(hidden) != len(tokens):
@@ -147,22 +154,22 @@ def depth_states(
     hidden = _shifted(hidden, wiring.shift)[:rows]
     table = embedding_table(draft, wiring)
     cos, sin = rotary(draft, wiring, torch.arange(rows + depths, device=hidden.device))
-    memories = [Memory() for _ in draft.layers] if memories is None else memories
+    kv_caches = [KVCache() for _ in draft.layers] if kv_caches is None else kv_caches
     start = 0  # the first row at hand: all rows at depth 1, the asked ones later
     for depth in range(1, depths + 1):
         index = torch.arange(start + depth, rows + depth, device=hidden.device)
         embeds = F.embedding(tokens[index.clamp(max=len(tokens) - 1)], table)  # [rows at hand, H]
-        note("embedding", embeds)
-        turn = (cos[start + depth - 1 : rows + depth - 1], sin[start + depth - 1 : rows + depth - 1])
-        for i, memory in enumerate(memories):
-            skip = first - start if i == len(memories) - 1 else 0  # rows that only lend their keys
+        on_stage("embedding", embeds)
+        cos_sin = (cos[start + depth - 1 : rows + depth - 1], sin[start + depth - 1 : rows + depth - 1])
+        for i, cache in enumerate(kv_caches):
+            skip = first - start if i == len(kv_caches) - 1 else 0  # rows that only lend their keys
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, memory: Memory = memory, row: int = start + skip) -> Tensor:
-                memory.keys.append(k)
-                memory.values.append(v)
-                return attention(q, memory.keys, memory.values, row, wiring.window)
+            def attend(q: Tensor, k: Tensor, v: Tensor, cache: KVCache = cache, row: int = start + skip) -> Tensor:
+                cache.keys.append(k)
+                cache.values.append(v)
+                return attention(q, cache.keys, cache.values, row, wiring.window)
 
-            hidden = block(draft, wiring, i, embeds, hidden, turn, attend, skip, note)  # [S, H]
+            hidden = decoder_layer(draft, wiring, i, embeds, hidden, cos_sin, attend, skip, on_stage)  # [S, H]
         start = first
         yield hidden
         if wiring.norm_output:
@@ -175,16 +182,16 @@ def rows_of(tokens: Tensor, wiring: Wiring) -> int:
 
 
 def rotary(draft: Draft, wiring: Wiring, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``[P, D]`` at these positions; ``D`` is how much of a head turns."""
+    """Cosines and sines ``[P, D]`` at these positions; ``D`` is how much of a head is rotated."""
     latent, width, scaling = draft.layers[0].latent, draft.head_dim, wiring.rope_scaling
     if latent is not None:
         width, scaling = latent.shape.rope, yarn(scaling)
     return rotary_tables(wiring.rope_theta, scaling, width, positions, draft.max_positions)
 
 
-def block(
-    draft: Draft, wiring: Wiring, i: int, embeds: Tensor, hidden: Tensor, turn: tuple[Tensor, Tensor],
-    attend: Attend, skip: int = 0, note: Note = _silent,
+def decoder_layer(
+    draft: Draft, wiring: Wiring, i: int, embeds: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor],
+    attend: Attend, skip: int = 0, on_stage: OnStage = _ignore,
 ) -> Tensor:  # fmt: skip
     """Layer ``i`` on rows side by side: ``[rows, H]`` to ``[rows - skip, H]``; the first ``skip`` only lend keys.
 
@@ -192,20 +199,20 @@ def block(
     ``[S, heads, D]``.
     """
     layer = draft.layers[i]
-    inputs, residual = _layer_input(draft, wiring, layer, embeds if i == 0 else None, hidden, note)
-    seen = attend(*_qkv(draft, wiring, layer, inputs, skip, turn, note))
+    inputs, residual = _layer_input(draft, wiring, layer, embeds if i == 0 else None, hidden, on_stage)
+    seen = attend(*_qkv(draft, wiring, layer, inputs, skip, cos_sin, on_stage))
     seen = seen[..., : layer.value_dim].flatten(1)  # [S, heads * value_dim]
-    note("attention", seen)
-    hidden = residual[skip:] + _linear(seen, layer.o)  # [S, H]
-    note("residual", hidden)
-    inner = rms_norm(hidden, layer.post_norm, draft.eps)
-    hidden = hidden + gated_mlp(inner, layer.gate, layer.up, layer.down)
-    note("mlp", hidden)
+    on_stage("attention", seen)
+    hidden = residual[skip:] + _linear(seen, layer.o_proj)  # [S, H]
+    on_stage("residual", hidden)
+    inner = rms_norm(hidden, layer.post_attention_layernorm, draft.eps)
+    hidden = hidden + gated_mlp(inner, layer.gate_proj, layer.up_proj, layer.down_proj)
+    on_stage("mlp", hidden)
     return hidden
 
 
 def _layer_input(
-    draft: Draft, wiring: Wiring, layer: Layer, embeds: Tensor | None, hidden: Tensor, note: Note
+    draft: Draft, wiring: Wiring, layer: Layer, embeds: Tensor | None, hidden: Tensor, on_stage: OnStage
 ) -> tuple[Tensor, Tensor]:
     """What attention reads, and what its output is added to.
 
@@ -213,39 +220,39 @@ def _layer_input(
     its output projection brings back ``H``, so that the residual is the state alone.
     """
     if embeds is None:
-        norm = layer.hidden_norm if wiring.later_norm == "hidden_norm" else layer.input_norm
+        norm = layer.hidden_norm if wiring.later_norm == "hidden_norm" else layer.input_layernorm
         return rms_norm(hidden, have(norm, "later_norm", wiring.later_norm), draft.eps), hidden
-    e = rms_norm(embeds, have(layer.input_norm, "the first layer", "input_layernorm.weight"), draft.eps)
+    e = rms_norm(embeds, have(layer.input_layernorm, "the first layer", "input_layernorm.weight"), draft.eps)
     g = rms_norm(hidden, have(layer.hidden_norm, "the first layer", "hidden_norm.weight"), draft.eps)
-    note("input_layernorm", e)
-    note("hidden_norm", g)
+    on_stage("input_layernorm", e)
+    on_stage("hidden_norm", g)
     x = torch.cat([e, g], dim=-1)  # [rows, 2H]
-    note("concatenation", x)
+    on_stage("concatenation", x)
     return x, g if wiring.norm_before_residual else hidden
 
 
 def _qkv(
-    draft: Draft, wiring: Wiring, layer: Layer, x: Tensor, skip: int, turn: tuple[Tensor, Tensor], note: Note
+    draft: Draft, wiring: Wiring, layer: Layer, x: Tensor, skip: int, cos_sin: tuple[Tensor, Tensor], on_stage: OnStage
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries of the asked rows ``[S, heads, D]``, rotated keys and values of all rows."""
     if layer.latent is not None:
-        q, k, v = layer.latent.qkv(x, skip, turn, draft.eps, wiring.rope_scaling)
+        q, k, v = layer.latent.qkv(x, skip, cos_sin, draft.eps, wiring.rope_scaling)
         for name, value in (("latent q", q), ("latent k", k), ("latent v", v)):
-            note(name, value.flatten(1))
+            on_stage(name, value.flatten(1))
         return q, k, v
 
     def project(linear: Linear, x: Tensor) -> Tensor:
         bias = have(linear.bias, "attention_bias", "q, k and v biases") if wiring.attention_bias else None
         return F.linear(x, linear.weight, bias).unflatten(-1, (-1, draft.head_dim))
 
-    q, k, v = project(layer.q, x[skip:]), project(layer.k, x), project(layer.v, x)
+    q, k, v = project(layer.q_proj, x[skip:]), project(layer.k_proj, x), project(layer.v_proj, x)
     if wiring.qk_norm:
         q = rms_norm(q, have(layer.q_norm, "qk_norm", "q_norm.weight"), draft.eps)
         k = rms_norm(k, have(layer.k_norm, "qk_norm", "k_norm.weight"), draft.eps)
     for name, value in (("q", q), ("k", k), ("v", v)):
-        note(name, value.flatten(1))
-    cos, sin = turn
-    return rotate(q, cos[skip:], sin[skip:]), rotate(k, cos, sin), v
+        on_stage(name, value.flatten(1))
+    cos, sin = cos_sin
+    return apply_rotary_pos_emb(q, cos[skip:], sin[skip:]), apply_rotary_pos_emb(k, cos, sin), v
 
 
 def before_head(draft: Draft, wiring: Wiring, state: Tensor) -> Tensor:

@@ -37,15 +37,15 @@ class Layer:
     An MLA layer has ``latent`` in the place of q, k and v.
     """
 
-    q: Linear | None
-    k: Linear | None
-    v: Linear | None
-    o: Linear
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-    post_norm: Tensor
-    input_norm: Tensor | None
+    q_proj: Linear | None
+    k_proj: Linear | None
+    v_proj: Linear | None
+    o_proj: Linear
+    gate_proj: Tensor
+    up_proj: Tensor
+    down_proj: Tensor
+    post_attention_layernorm: Tensor
+    input_layernorm: Tensor | None
     hidden_norm: Tensor | None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
@@ -63,7 +63,7 @@ class Draft:
 
     fc: Linear
     input_norm: Tensor | None  # [K * H_t], for norm_before_fc
-    slot_norms: tuple[Tensor, ...]  # K of [H_t], for fc_norm
+    fc_norms: tuple[Tensor, ...]  # K of [H_t], for fc_norm
     layers: tuple[Layer, ...]
     norm: Tensor  # [H]
     lm_head: Tensor | None  # [V_d, H]
@@ -127,7 +127,7 @@ class Draft:
         return cls(
             fc=fc,
             input_norm=tensors.get("input_norm.weight", (slots * target_width,)),
-            slot_norms=tensors.family("fc_norm.{}.weight", slots, (target_width,)),
+            fc_norms=tensors.family("fc_norm.{}.weight", slots, (target_width,)),
             layers=tuple(_layer(tensors, i, config, latent) for i in range(config.layers)),
             norm=tensors.need("norm.weight", (width,)),
             lm_head=tensors.get("lm_head.weight", (None, width)),
@@ -187,11 +187,11 @@ def _layer(tensors: _Tensors, index: int, config: DraftConfig, latent: LatentSha
     attention = _heads(tensors, own, wide, config) if latent is None else _latent(tensors, own, wide, config, latent)
     return Layer(
         **attention,
-        gate=tensors.need(f"{at}mlp.gate_proj.weight", (None, width)),
-        up=tensors.need(f"{at}mlp.up_proj.weight", (None, width)),
-        down=tensors.need(f"{at}mlp.down_proj.weight", (width, None)),
-        post_norm=tensors.need(f"{at}post_attention_layernorm.weight", (width,)),
-        input_norm=tensors.get(f"{at}input_layernorm.weight", (width,)),
+        gate_proj=tensors.need(f"{at}mlp.gate_proj.weight", (None, width)),
+        up_proj=tensors.need(f"{at}mlp.up_proj.weight", (None, width)),
+        down_proj=tensors.need(f"{at}mlp.down_proj.weight", (width, None)),
+        post_attention_layernorm=tensors.need(f"{at}post_attention_layernorm.weight", (width,)),
+        input_layernorm=tensors.get(f"{at}input_layernorm.weight", (width,)),
         hidden_norm=tensors.get(f"{at}hidden_norm.weight", (width,)),
     )
 
@@ -199,10 +199,10 @@ def _layer(tensors: _Tensors, index: int, config: DraftConfig, latent: LatentSha
 def _heads(tensors: _Tensors, at: str, wide: int, config: DraftConfig) -> dict[str, Any]:
     q_out, kv_out = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return {
-        "q": tensors.linear(f"{at}q_proj", q_out, wide),
-        "k": tensors.linear(f"{at}k_proj", kv_out, wide),
-        "v": tensors.linear(f"{at}v_proj", kv_out, wide),
-        "o": tensors.linear(f"{at}o_proj", config.hidden_size, q_out),
+        "q_proj": tensors.linear(f"{at}q_proj", q_out, wide),
+        "k_proj": tensors.linear(f"{at}k_proj", kv_out, wide),
+        "v_proj": tensors.linear(f"{at}v_proj", kv_out, wide),
+        "o_proj": tensors.linear(f"{at}o_proj", config.hidden_size, q_out),
         "q_norm": tensors.get(f"{at}q_norm.weight", (None,)),
         "k_norm": tensors.get(f"{at}k_norm.weight", (None,)),
     }
@@ -210,26 +210,27 @@ def _heads(tensors: _Tensors, at: str, wide: int, config: DraftConfig) -> dict[s
 
 def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig, g: LatentShape) -> dict[str, Any]:
     """q and kv down projections come apart or, as engines hold them, as one; SGLang has no biases here."""
-    heads, q_out, kv_rows = config.heads, config.heads * (g.nope + g.rope), g.kv_rank + g.rope
-    q_down = q_norm = fused = None
+    heads, q_out, kv_out = config.heads, config.heads * (g.nope + g.rope), g.kv_rank + g.rope
+    q_a_proj = q_a_layernorm = fused = None
     if g.q_rank is None:
-        q_up = tensors.need(f"{at}q_proj.weight", (q_out, wide))
+        q_b_proj = tensors.need(f"{at}q_proj.weight", (q_out, wide))
     else:
-        fused = tensors.get(f"{at}fused_qkv_a_proj_with_mqa.weight", (g.q_rank + kv_rows, wide))
-        q_down = tensors.need(f"{at}q_a_proj.weight", (g.q_rank, wide)) if fused is None else fused[: g.q_rank]
-        q_norm = tensors.need(f"{at}q_a_layernorm.weight", (g.q_rank,))
-        q_up = tensors.need(f"{at}q_b_proj.weight", (q_out, g.q_rank))
+        fused = tensors.get(f"{at}fused_qkv_a_proj_with_mqa.weight", (g.q_rank + kv_out, wide))
+        q_a_proj = tensors.need(f"{at}q_a_proj.weight", (g.q_rank, wide)) if fused is None else fused[: g.q_rank]
+        q_a_layernorm = tensors.need(f"{at}q_a_layernorm.weight", (g.q_rank,))
+        q_b_proj = tensors.need(f"{at}q_b_proj.weight", (q_out, g.q_rank))
+    kv_a_proj = tensors.need(f"{at}kv_a_proj_with_mqa.weight", (kv_out, wide)) if fused is None else fused[g.q_rank :]
     latent = Latent(
-        q_down=q_down,
-        q_norm=q_norm,
-        q_up=q_up,
-        kv_down=tensors.need(f"{at}kv_a_proj_with_mqa.weight", (kv_rows, wide)) if fused is None else fused[g.q_rank :],
-        kv_norm=tensors.need(f"{at}kv_a_layernorm.weight", (g.kv_rank,)),
-        kv_up=tensors.need(f"{at}kv_b_proj.weight", (heads * (g.nope + g.value), g.kv_rank)),
+        q_a_proj=q_a_proj,
+        q_a_layernorm=q_a_layernorm,
+        q_b_proj=q_b_proj,
+        kv_a_proj=kv_a_proj,
+        kv_a_layernorm=tensors.need(f"{at}kv_a_layernorm.weight", (g.kv_rank,)),
+        kv_b_proj=tensors.need(f"{at}kv_b_proj.weight", (heads * (g.nope + g.value), g.kv_rank)),
         shape=g,
     )
-    o = Linear(tensors.need(f"{at}o_proj.weight", (config.hidden_size, heads * g.value)))
-    return {"q": None, "k": None, "v": None, "o": o, "latent": latent}
+    o_proj = Linear(tensors.need(f"{at}o_proj.weight", (config.hidden_size, heads * g.value)))
+    return {"q_proj": None, "k_proj": None, "v_proj": None, "o_proj": o_proj, "latent": latent}
 
 
 def _finite(tensor: Tensor) -> bool:

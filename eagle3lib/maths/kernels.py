@@ -59,7 +59,7 @@ def _rotary(theta: float, scaling: tuple[tuple[str, Any], ...], head_dim: int, m
         ) from error  # fmt: skip
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of ``x [S, heads, D]`` by ``cos, sin [S, D]``, halves paired as in Llama."""
     out = x * cos[:, None]
     (left, right), (low, high) = x.chunk(2, dim=-1), sin[:, None].chunk(2, dim=-1)
@@ -107,12 +107,12 @@ def chain_attention(
     else:
         parts = [_windowed(q, keys[0], values[0], first, window)]
     if len(keys) == 1:
-        return merge(parts).to(q.dtype)
+        return merge_attention_states(parts).to(q.dtype)
     merged, size = [], 256 if q.device.type == "cpu" else len(q)  # rows at a time: what a core's cache holds
     for start in range(0, len(q), size):
         rows = slice(start, start + size)
         own = _own_chain(q[rows], [k[rows] for k in keys[1:]], [v[rows] for v in values[1:]])
-        merged.append(merge([*((out[rows], log[rows]) for out, log in parts), own]).to(q.dtype))
+        merged.append(merge_attention_states([*((out[rows], log[rows]) for out, log in parts), own]).to(q.dtype))
     return torch.cat(merged)
 
 
@@ -124,7 +124,7 @@ def _own_chain(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> t
     return (scores.softmax(-1) @ v).flatten(1, 2), scores.logsumexp(-1).flatten(1, 2)
 
 
-def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def merge_attention_states(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """One softmax from disjoint parts, each ``(output [S, heads, D], log of its denominator [S, heads])``."""
     if len(parts) == 1:
         return parts[0][0]
@@ -187,7 +187,7 @@ def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return F.linear(F.silu(F.linear(x, gate), inplace=True).mul_(F.linear(x, up)), down)
 
 
-def head(x: Tensor, weight: Tensor, rows: int = 512) -> tuple[Tensor, Tensor]:
+def lm_head_argmax(x: Tensor, weight: Tensor, rows: int = 512) -> tuple[Tensor, Tensor]:
     """The best draft id and the gap between the two best logits, for ``x [S, H]`` and ``weight [V_d, H]``.
 
     Logits exist for ``rows`` positions at a time only. Returns int64 ``[S]`` and float32 ``[S]``.

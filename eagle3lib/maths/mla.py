@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3lib.maths.kernels import rms_norm, rotate
+from eagle3lib.maths.kernels import apply_rotary_pos_emb, rms_norm
 from eagle3lib.reading.latent import LatentShape
 
 
@@ -24,19 +24,19 @@ from eagle3lib.reading.latent import LatentShape
 class Latent:
     """The projections of one layer; ``shape.nope`` values of a head's key do not turn, ``shape.rope`` values do.
 
-    Without ``q_down`` (``q_lora_rank`` null) ``q_up`` reads the layer's input itself.
+    Without ``q_a_proj`` (``q_lora_rank`` null) ``q_b_proj`` reads the layer's input itself.
     """
 
-    q_down: Tensor | None  # [q_rank, in]
-    q_norm: Tensor | None  # [q_rank]
-    q_up: Tensor  # [heads * (nope + rope), q_rank]
-    kv_down: Tensor  # [kv_rank + rope, in]
-    kv_norm: Tensor  # [kv_rank]
-    kv_up: Tensor  # [heads * (nope + value), kv_rank]
+    q_a_proj: Tensor | None  # [q_rank, in]
+    q_a_layernorm: Tensor | None  # [q_rank]
+    q_b_proj: Tensor  # [heads * (nope + rope), q_rank]
+    kv_a_proj: Tensor  # [kv_rank + rope, in]
+    kv_a_layernorm: Tensor  # [kv_rank]
+    kv_b_proj: Tensor  # [heads * (nope + value), kv_rank]
     shape: LatentShape
 
     def qkv(
-        self, x: Tensor, skip: int, turn: tuple[Tensor, Tensor], eps: float, scaling: Mapping[str, Any] | None
+        self, x: Tensor, skip: int, cos_sin: tuple[Tensor, Tensor], eps: float, scaling: Mapping[str, Any] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries of all but the first ``skip`` rows, rotated keys and values of all rows of ``x [R, in]``.
 
@@ -45,20 +45,24 @@ class Latent:
         """
         g = self.shape
         wide = max(g.nope + g.rope, g.value)
-        low = x[skip:] if self.q_down is None else rms_norm(F.linear(x[skip:], self.q_down), self.q_norm, eps)
-        q = F.linear(low, self.q_up).unflatten(-1, (-1, g.nope + g.rope))  # [S, heads, nope + rope]
-        latent, shared = F.linear(x, self.kv_down).split([g.kv_rank, g.rope], dim=-1)
-        up = F.linear(rms_norm(latent, self.kv_norm, eps), self.kv_up).unflatten(-1, (-1, g.nope + g.value))
+        q = x[skip:]
+        if self.q_a_proj is not None:
+            q = rms_norm(F.linear(q, self.q_a_proj), self.q_a_layernorm, eps)  # [S, q_rank]
+        q = F.linear(q, self.q_b_proj).unflatten(-1, (-1, g.nope + g.rope))  # [S, heads, nope + rope]
+        latent, shared = F.linear(x, self.kv_a_proj).split([g.kv_rank, g.rope], dim=-1)
+        up = F.linear(rms_norm(latent, self.kv_a_layernorm, eps), self.kv_b_proj).unflatten(-1, (-1, g.nope + g.value))
         k, v = up.split([g.nope, g.value], dim=-1)  # [R, heads, nope], [R, heads, value]
-        cos, sin = turn
-        turned_q = self._rotate(q[..., g.nope :], cos[skip:], sin[skip:])
-        turned_k = self._rotate(shared[:, None], cos, sin).expand(-1, k.shape[1], -1)
-        q = torch.cat([q[..., : g.nope], turned_q], -1) * (sharpness(scaling) * math.sqrt(wide / q.shape[-1]))
-        return _widen(q, wide), _widen(torch.cat([k, turned_k], -1), wide), _widen(v, wide)
+        cos, sin = cos_sin
+        rotated_q = self._rotate(q[..., g.nope :], cos[skip:], sin[skip:])
+        rotated_k = self._rotate(shared[:, None], cos, sin).expand(-1, k.shape[1], -1)
+        q = torch.cat([q[..., : g.nope], rotated_q], -1) * (sharpness(scaling) * math.sqrt(wide / q.shape[-1]))
+        return _widen(q, wide), _widen(torch.cat([k, rotated_k], -1), wide), _widen(v, wide)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Pairs side by side become halves first, in q and k alike, so that their products stay the same."""
-        return rotate(torch.cat([x[..., ::2], x[..., 1::2]], -1) if self.shape.interleaved else x, cos, sin)
+        if self.shape.interleaved:
+            x = torch.cat([x[..., ::2], x[..., 1::2]], -1)
+        return apply_rotary_pos_emb(x, cos, sin)
 
 
 def _widen(x: Tensor, width: int) -> Tensor:

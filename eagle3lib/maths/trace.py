@@ -60,13 +60,13 @@ def trace(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, position
     stages: list[Stage] = []
     depth = 1
 
-    def note(name: str, value: Tensor) -> None:
+    def on_stage(name: str, value: Tensor) -> None:
         row = value[position] if len(value) > position else value[0]  # all rows, or those from ``position`` on
         stages.append(_stage(depth, name, row))
 
-    hidden = combine(draft, wiring, states, note)
+    hidden = combine(draft, wiring, states, on_stage)
     weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
-    for state in depth_states(draft, wiring, hidden, tokens, depths, position, note=note):
+    for state in depth_states(draft, wiring, hidden, tokens, depths, position, on_stage=on_stage):
         last = before_head(draft, wiring, state[0])
         if wiring.norm_before_head:
             stages.append(_stage(depth, "norm", last))

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.draft import Memory, before_head, block, combine, depth_states, rotary
+from eagle3lib.maths.draft import KVCache, before_head, combine, decoder_layer, depth_states, rotary
 from eagle3lib.maths.draft_weights import Draft
 from eagle3lib.maths.kernels import chain_attention, rms_norm
 from eagle3lib.maths.vocabulary import embedding_table, head_weight, target_ids
@@ -61,7 +61,7 @@ class Trees:
 
 
 @torch.inference_mode()
-def grow(
+def build_tree(
     draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, setting: tuple[int, int, int], first: int = 0,
     ancestors: bool = False,
 ) -> Trees:  # fmt: skip
@@ -81,39 +81,39 @@ def grow(
     if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < words:
         found = f"target ids from {int(ids.min())} to {int(ids.max())}"
         raise InputError("d2t", found, f"ids within the {words} words of the embedding", "see what 01 says of the map")
-    memories = [Memory() for _ in draft.layers]
+    kv_caches = [KVCache() for _ in draft.layers]
     positions = torch.arange(len(tokens) + num_steps, device=draft.norm.device)
     hidden = combine(draft, wiring, states)
-    (state,) = depth_states(draft, wiring, hidden, tokens, 1, first, memories=memories)  # [S, H]
-    grower = _Grower(draft, wiring, memories, setting, ancestors, rotary(draft, wiring, positions))
+    (state,) = depth_states(draft, wiring, hidden, tokens, 1, first, kv_caches=kv_caches)  # [S, H]
+    builder = _TreeBuilder(draft, wiring, kv_caches, setting, ancestors, rotary(draft, wiring, positions))
     size = max(1, ROWS // topk)
-    parts = [grower.from_rows(first + i * size, part) for i, part in enumerate(state.split(size))]
+    parts = [builder.from_rows(first + i * size, part) for i, part in enumerate(state.split(size))]
     starts = torch.arange(first, first + len(state))
     return Trees(starts, *(torch.cat(part).cpu() for part in zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True)
-class _Grower:
+class _TreeBuilder:
     """What the trees of one sample share: keys and values of depth 1, and the rotary tables."""
 
     draft: Draft
     wiring: Wiring
-    memories: list[Memory]
+    kv_caches: list[KVCache]
     setting: tuple[int, int, int]
     ancestors: bool
-    turns: tuple[Tensor, Tensor]
+    cos_sin: tuple[Tensor, Tensor]
 
     def from_rows(self, row: int, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Tokens, parents, depths ``[S, N]`` and margins ``[S]`` for starts ``row ..`` with states ``[S, H]``."""
         num_steps, topk, num_draft_tokens = self.setting
         count = len(state)
-        scores, tokens, margin = self._best(state)  # [S, topk]
+        scores, tokens, margin = self._topk_drafts(state)  # [S, topk]
         held = torch.arange(topk, device=state.device).expand(count, topk)  # the node that each slot holds
         nodes = [(scores, tokens, torch.full_like(tokens, -1), torch.ones_like(tokens))]
-        hidden, slots = state.repeat_interleave(topk, 0), [Memory() for _ in self.memories]
+        hidden, slots = state.repeat_interleave(topk, 0), [KVCache() for _ in self.kv_caches]
         for depth in range(2, num_steps + 1):
-            hidden = self._deeper(row, depth, tokens, hidden, slots)  # [S * topk, H]
-            chances, children, close = self._best(hidden)  # [S * topk, topk]
+            hidden = self._next_depth(row, depth, tokens, hidden, slots)  # [S * topk, H]
+            chances, children, close = self._topk_drafts(hidden)  # [S * topk, topk]
             spread = (scores[..., None] * chances.view(count, topk, topk)).flatten(1)  # [S, topk * topk]
             children = children.view(count, -1)
             parents = held.repeat_interleave(topk, 1)
@@ -122,7 +122,7 @@ class _Grower:
             nodes.append((spread, children, parents, torch.full_like(children, depth)))
             if depth == num_steps:
                 break
-            scores, chosen, close = _cut(spread, topk)
+            scores, chosen, close = _topk_with_margin(spread, topk)
             margin = torch.minimum(margin, close)
             held, tokens, source = before + chosen, children.gather(1, chosen), chosen // topk
             flat = (source + topk * torch.arange(count, device=source.device)[:, None]).flatten()
@@ -132,7 +132,7 @@ class _Grower:
                     slot.keys = [k[flat] for k in slot.keys]
                     slot.values = [v[flat] for v in slot.values]
         scores, tokens, parents, depths = (torch.cat(part, 1) for part in zip(*nodes, strict=True))
-        _, chosen, close = _cut(scores, num_draft_tokens - 1)
+        _, chosen, close = _topk_with_margin(scores, num_draft_tokens - 1)
         chosen = chosen.sort(1).values  # [S, N]
         place = torch.full_like(tokens, -2).scatter_(
             1, chosen, torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
@@ -141,7 +141,7 @@ class _Grower:
         parents = torch.where(parents < 0, parents, place.gather(1, parents.clamp(min=0)))
         return tokens.gather(1, chosen), parents, depths.gather(1, chosen), torch.minimum(margin, close)
 
-    def _deeper(self, row: int, depth: int, tokens: Tensor, hidden: Tensor, slots: list[Memory]) -> Tensor:
+    def _next_depth(self, row: int, depth: int, tokens: Tensor, hidden: Tensor, slots: list[KVCache]) -> Tensor:
         """The states ``[S * topk, H]`` of the beams' next depth."""
         draft, wiring = self.draft, self.wiring
         count, topk = tokens.shape
@@ -149,10 +149,10 @@ class _Grower:
             hidden = rms_norm(hidden, draft.norm, draft.eps)
         embeds = F.embedding(tokens.flatten(), embedding_table(draft, wiring))
         at = row + depth - 1
-        turn = tuple(table[at : at + count].repeat_interleave(topk, 0) for table in self.turns)
-        for i, (prefix, slot) in enumerate(zip(self.memories, slots, strict=True)):
+        cos_sin = tuple(table[at : at + count].repeat_interleave(topk, 0) for table in self.cos_sin)
+        for i, (prefix, slot) in enumerate(zip(self.kv_caches, slots, strict=True)):
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, prefix: Memory = prefix, slot: Memory = slot) -> Tensor:
+            def attend(q: Tensor, k: Tensor, v: Tensor, prefix: KVCache = prefix, slot: KVCache = slot) -> Tensor:
                 slot.keys.append(k)
                 slot.values.append(v)
                 seen = [
@@ -166,18 +166,18 @@ class _Grower:
                 ]  # fmt: skip
                 return torch.stack(seen, 1).flatten(0, 1)  # [S * topk, heads, D]
 
-            hidden = block(draft, wiring, i, embeds, hidden, turn, attend)
+            hidden = decoder_layer(draft, wiring, i, embeds, hidden, cos_sin, attend)
         return hidden
 
-    def _best(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _topk_drafts(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities and target ids of the ``topk`` best drafts ``[rows, topk]``, and how close the next was."""
         logits = F.linear(before_head(self.draft, self.wiring, state), head_weight(self.draft, self.wiring))
-        chances, picks, close = _cut(torch.softmax(logits.float(), -1), self.setting[1])
+        chances, picks, close = _topk_with_margin(torch.softmax(logits.float(), -1), self.setting[1])
         ids = target_ids(self.draft, self.wiring)
         return chances, picks if ids is None else ids[picks], close
 
 
-def _cut(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def _topk_with_margin(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The ``count`` best of each row ``[rows, M]``, and the gap in log score to the next one ``[rows]``."""
     values, indices = scores.topk(count, dim=-1)
     if scores.shape[1] == count:

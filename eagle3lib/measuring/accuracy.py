@@ -23,12 +23,12 @@ from eagle3lib.measuring.rates import Rate, rate
 class DepthCounts:
     """One request: how many starts, and of them how many right at each depth ``[depths]``.
 
-    ``alone``: right with the true tokens fed, whatever came before; ``together``: right at all of 1 .. d.
+    ``teacher_forced``: right at d with the true tokens fed; ``prefix_correct``: right at all of 1 .. d.
     """
 
     starts: int
-    alone: tuple[int, ...]
-    together: tuple[int, ...]
+    teacher_forced: tuple[int, ...]
+    prefix_correct: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def depth_counts(chains: Chains, tokens: Tensor, loss_mask: Tensor) -> DepthCoun
     ahead = chains.starts + 1 + torch.arange(depths + 1)[:, None]  # [1 + depths, S] the fed token first
     generated = loss_mask.bool()[ahead.clamp(max=len(loss_mask) - 1)].all(0) & known.all(0)  # [S]
     right = right[:, generated]
-    together = right.long().cumprod(0).sum(1)
-    return DepthCounts(int(generated.sum()), tuple(right.sum(1).tolist()), tuple(together.tolist()))
+    prefix_correct = right.long().cumprod(0).sum(1)
+    return DepthCounts(int(generated.sum()), tuple(right.sum(1).tolist()), tuple(prefix_correct.tolist()))
 
 
 def depth_accuracy(requests: Sequence[DepthCounts]) -> list[DepthAccuracy]:
@@ -58,11 +58,11 @@ def depth_accuracy(requests: Sequence[DepthCounts]) -> list[DepthAccuracy]:
     if not sum(starts):
         raise InputError("samples", "no start with enough generated tokens after it", "longer samples")
     table = []
-    for d in range(len(requests[0].alone)):
-        alone = [request.alone[d] for request in requests]
-        together = [request.together[d] for request in requests]
-        before = starts if d == 0 else [request.together[d - 1] for request in requests]
-        table.append(DepthAccuracy(d + 1, rate(alone, starts), rate(together, before), rate(together, starts)))
+    for d in range(len(requests[0].teacher_forced)):
+        right = [request.teacher_forced[d] for request in requests]
+        prefix = [request.prefix_correct[d] for request in requests]
+        before = starts if d == 0 else [request.prefix_correct[d - 1] for request in requests]
+        table.append(DepthAccuracy(d + 1, rate(right, starts), rate(prefix, before), rate(prefix, starts)))
     return table
 
 

@@ -24,7 +24,7 @@ from eagle3lib.maths.draft import before_head, combine, depth_states
 from eagle3lib.maths.draft_weights import Draft
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.tree_chances import node_chances
-from eagle3lib.maths.trees import Trees, grow
+from eagle3lib.maths.trees import Trees, build_tree
 from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.evaluation import sample_walk
@@ -46,7 +46,7 @@ def expected(
     num_steps, sample = setting[0], sample_states.sample
     states, first = sample_states.stack(wiring.boundaries), sample.prompt_tokens - 1
     if rule == "target-only":
-        trees = grow(draft, wiring, states, sample.input_ids, setting, first)
+        trees = build_tree(draft, wiring, states, sample.input_ids, setting, first)
         at_least = target_only(trees, node_chances(target, sample.input_ids, trees, temperature), num_steps)
         walk = sample_walk(sample, trees.starts, trees.runs)
         return tuple(_exactly(at_least)[list(walk.starts)].sum(0).tolist())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagle3lib.maths.draft import Draft, forward, rows_of
 from eagle3lib.maths.target import Target
-from eagle3lib.maths.trees import grow
+from eagle3lib.maths.trees import build_tree
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import Acceptance, from_histograms
 from eagle3lib.measuring.evaluation import sample_walk
@@ -87,7 +87,7 @@ def setting_forecast(
     """What serving accepts under ``setting``: a chain where topk is 1, else SGLang's tree.
 
     Greedy, or SGLang's target-only sampling of these very tokens. ``beyond``: the last so many tokens are past the
-    request's end. ``ancestors`` as in ``trees.grow``: what trees would give if each node attended to its own chain.
+    request's end. ``ancestors`` as in ``trees.build_tree``: each node attends to the keys of its own chain.
     """
     num_steps, topk, _ = setting
     sample, states = sample_states.sample, sample_states.stack(wiring.boundaries)
@@ -99,7 +99,7 @@ def setting_forecast(
         chains = forward(draft, wiring, states, sample.input_ids, num_steps, first)
         starts, runs = chains.starts, partial(chains.runs, num_steps=num_steps)
     else:
-        trees = grow(draft, wiring, states, sample.input_ids, setting, first, ancestors)
+        trees = build_tree(draft, wiring, states, sample.input_ids, setting, first, ancestors)
         starts, runs = trees.starts, trees.runs
     each, sure = runs(sample.input_ids)
     known = tuple(n if ok else None for n, ok in zip(each.tolist(), sure.tolist(), strict=True))

@@ -80,15 +80,15 @@ def _stages(capture: Capture, draft: Draft, wiring: Wiring) -> Mapping[str, Tens
     """Row t of the capture pairs the state of position t with ``embedded_ids[t]``: the tokens are read from it."""
     seen: dict[str, Tensor] = {}
 
-    def note(name: str, value: Tensor) -> None:
+    def on_stage(name: str, value: Tensor) -> None:
         seen[name] = value
 
     states = capture.aux_hidden_states.unflatten(-1, (draft.num_aux_hidden_states, -1))  # [T, K, H]
     embedded = capture.stages["embedded_ids"].flatten()
     tokens = torch.cat([embedded[:1], embedded])  # [T + 1]: token t + 1 stands beside state t
-    hidden = combine(draft, wiring, states, note)
+    hidden = combine(draft, wiring, states, on_stage)
     padded = torch.cat([hidden, hidden[-1:]])  # a last row that no start uses
-    state = next(depth_states(draft, wiring.replace(shift=0), padded, tokens, 1, note=note))  # [T, H]
+    state = next(depth_states(draft, wiring.replace(shift=0), padded, tokens, 1, on_stage=on_stage))  # [T, H]
     residual_in = hidden if not wiring.norm_before_residual else seen["hidden_norm"]
     return {
         "fc": seen["fc"],

@@ -61,7 +61,7 @@ def boundary_families(
 def norms(base: Wiring, draft: Draft) -> Iterator[Wiring]:
     """Each norm before the second depth alone, as far as the draft has the weights: tried with every family too."""
     has = {"norm_before_residual": True, "norm_before_head": True,
-           "norm_before_fc": draft.input_norm is not None, "fc_norm": bool(draft.slot_norms)}  # fmt: skip
+           "norm_before_fc": draft.input_norm is not None, "fc_norm": bool(draft.fc_norms)}  # fmt: skip
     for name, possible in has.items():
         if possible:
             yield base.replace(**{name: not getattr(base, name)})
@@ -72,12 +72,12 @@ def switches(base: Wiring, draft: Draft, bases: Sequence[float] = ()) -> Iterato
     first = draft.layers[0]
     yield from norms(base, draft)
     flips = {"norm_output": True,
-             "attention_bias": first.latent is None and first.q.bias is not None,
+             "attention_bias": first.latent is None and first.q_proj.bias is not None,
              "qk_norm": first.q_norm is not None}  # fmt: skip
     for name, possible in flips.items():
         if possible:
             yield base.replace(**{name: not getattr(base, name)})
-    if len(draft.layers) > 1 and all(layer.input_norm is not None for layer in draft.layers):
+    if len(draft.layers) > 1 and all(layer.input_layernorm is not None for layer in draft.layers):
         other = "input_layernorm" if base.later_norm == "hidden_norm" else "hidden_norm"
         yield base.replace(later_norm=other)
     if draft.d2t is not None:

@@ -129,6 +129,6 @@ class Screen:
         """``[T, H]``: what one slot adds to ``fc``'s output where it is fed this boundary."""
         state = self.parts[part].states[boundary].to(self.draft.norm.device, self.draft.norm.dtype)
         if normed:
-            state = rms_norm(state, self.draft.slot_norms[slot], self.draft.eps)
+            state = rms_norm(state, self.draft.fc_norms[slot], self.draft.eps)
         width = self.draft.fc.weight.shape[1] // self.draft.num_aux_hidden_states
         return torch.nn.functional.linear(state, self.draft.fc.weight[:, slot * width : (slot + 1) * width])
