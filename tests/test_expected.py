@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft
-from eagle3lib.maths.target import Target, greedy, model, target_states
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.tree_chances import node_chances
 from eagle3lib.maths.trees import Trees, build_tree
 from eagle3lib.maths.vocabulary import target_ids
@@ -29,15 +29,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Tensor]:
     root = tmp_path_factory.mktemp("pair")
     tiny_draft(root / "draft", tiny_target(root / "target", vocab=64), draft_vocab=48)
     prompt = list(range(5, 15))
-    return root / "target", root / "draft", torch.tensor(prompt + greedy(root / "target", [prompt], 40, stop=False)[0])
+    (said,) = Target.open(root / "target").greedy([prompt], 40, stop=False)
+    return root / "target", root / "draft", torch.tensor(prompt + said)
 
 
 def grown(pair: tuple[Path, Path, Tensor], setting: tuple[int, int, int], tokens: Tensor) -> Trees:
     target, draft, _ = pair
     wiring = inspect(str(draft), str(target), "").runnable_wiring
-    states = target_states(target, tokens, wiring.boundaries)
-    loaded = Draft.load(draft, Target.open(target).embedding)
-    return build_tree(loaded, wiring, states, tokens, setting, 9)
+    states = Target.open(target).states(tokens, wiring.boundaries)
+    return build_tree(Target.open(target).load_draft(draft), wiring, states, tokens, setting, 9)
 
 
 def test_node_chances_are_what_the_target_says_along_each_path(pair: tuple[Path, Path, Tensor]) -> None:
@@ -52,8 +52,8 @@ def test_node_chances_are_what_the_target_says_along_each_path(pair: tuple[Path,
                 path.insert(0, int(trees.tokens[row, at]))
                 at = int(trees.parents[row, at])
             said = torch.cat([tokens[: start + 2], torch.tensor(path, dtype=torch.long)])
-            last = target_states(target, said)[-1, -1]
-            expected = torch.softmax(tensors.logits(last) / 0.7, -1)[word]
+            last = tensors.states(said)[-1:, -1]
+            expected = torch.softmax(tensors.logits(last)[0] / 0.7, -1)[word]
             assert found[row, node] == pytest.approx(float(expected), rel=1e-4, abs=1e-7)
 
 
@@ -73,7 +73,7 @@ def test_over_sampled_conversations_it_is_what_their_walks_accept(
     """The target-only rule: once the tokens are drawn the steps are given, so many conversations give the truth."""
     target, _, tokens = pair
     torch.manual_seed(0)
-    drawn = model(str(target)).generate(
+    drawn = Target.open(target).model().generate(
         tokens[None, :10].repeat(60, 1), do_sample=True, temperature=0.9, top_k=0, min_new_tokens=40,
         max_new_tokens=40, pad_token_id=0,
     )  # fmt: skip
@@ -97,7 +97,7 @@ def conversation(tokens: Tensor) -> Sample:
 def counted(pair: tuple[Path, Path, Tensor], setting: tuple[int, ...], tokens: Tensor, temperature: float) -> list:
     target, draft, _ = pair
     tensors, wiring = Target.open(target), inspect(str(draft), str(target), "").runnable_wiring
-    states = target_states(target, tokens, wiring.boundaries)
+    states = tensors.states(tokens, wiring.boundaries)
     sample_states = SampleStates.of(conversation(tokens), states, wiring.boundaries, tensors.embedding)
     loaded = Draft.load(draft, tensors.embedding)
     return list(expected(loaded, wiring, sample_states, tensors, setting, temperature))

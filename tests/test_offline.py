@@ -16,7 +16,7 @@ from eagle3lib.errors import InputError
 from eagle3lib.findings.acceptance_rules import prediction_findings, report_findings
 from eagle3lib.findings.breakdown import break_down
 from eagle3lib.findings.offline import Pair, open_pair, predict_served, read_wiring
-from eagle3lib.maths.target import greedy
+from eagle3lib.maths.target import Target
 from eagle3lib.measuring.forecast import continued, setting_forecast
 from eagle3lib.measuring.sample_states import sample_states
 from eagle3lib.measuring.served import served_requests
@@ -33,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair, list[list[int]
     """A target, a draft of its whole vocabulary, and what the target says to each prompt."""
     root = tmp_path_factory.mktemp("pair")
     tiny_draft(root / "draft", tiny_target(root / "target", vocab=64), draft_vocab=64)
-    return opened(root), greedy(root / "target", PROMPTS, 60, stop=False)
+    return opened(root), Target.open(root / "target").greedy(PROMPTS, 60, stop=False)
 
 
 def opened(root: Path) -> Pair:

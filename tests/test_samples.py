@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.target import target_states
+from eagle3lib.maths.target import Target
 from eagle3lib.reading.samples import Sample, from_tensors, read_samples, write_sample
 from tests.tiny import tiny_target
 
@@ -224,10 +224,10 @@ def test_boundaries_that_are_none_are_refused(text: str) -> None:
 
 def test_a_target_without_its_blocks_is_not_run(tmp_path: Path) -> None:
     model = tiny_target(tmp_path / "whole")
-    assert len(target_states(tmp_path / "whole", IDS)) == T
+    assert len(Target.open(tmp_path / "whole").states(IDS)) == T
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
     kept = {name: value.contiguous() for name, value in model.state_dict().items() if ".layers." not in name}
     save_file(kept, tmp_path / "part" / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match="missing"):
-        target_states(tmp_path / "part", IDS)
+        Target.open(tmp_path / "part").states(IDS)

@@ -11,7 +11,6 @@ from eagle3lib.errors import InputError
 from eagle3lib.findings.boundaries import ids_remedy, layer_difference
 from eagle3lib.findings.finding import Edit, Finding
 from eagle3lib.findings.rule import Inspection
-from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target import Target
 from eagle3lib.measuring.replay import StageDiff, replay
 from eagle3lib.measuring.streams import SHIFTS, Boundary, StreamMatch, rank_disagreement
@@ -78,9 +77,7 @@ def replayed(
 ) -> tuple[list[StageDiff], str]:
     """The engine's stages beside ours; where that is not possible, none and the reason."""
     try:
-        return replay(
-            captures, Draft.load(draft, target.embedding, target_head=target.lm_head), inspection.runnable_wiring
-        ), ""
+        return replay(captures, target.load_draft(draft), inspection.runnable_wiring), ""
     except InputError as error:
         return [], str(error)
 

@@ -54,7 +54,7 @@ def open_pair(draft: str, target: str, launch: str, engine: str, cache: Path) ->
             return inspection, "Not predicted: that needs draft and target."
         wiring, opened = inspection.runnable_wiring, Target.open(target, cache=cache)
         rule = _rule(Launch.parse(launch))
-        loaded = Draft.load(draft, opened.embedding, target_head=opened.lm_head)
+        loaded = opened.load_draft(draft)
     except InputError as error:
         return inspection, f"Not predicted. {error}"
     return inspection, Pair(inspection, loaded, wiring, opened, rule)

@@ -30,7 +30,7 @@ from eagle3lib.maths.kernels import (
     rotary_tables,
 )
 from eagle3lib.maths.mla import yarn
-from eagle3lib.maths.vocabulary import embedding_table, have, head_weight, target_ids
+from eagle3lib.maths.vocabulary import embed, have, head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
 #: Called with the name and the value of each stage of the forward pass, as it is computed.
@@ -152,13 +152,12 @@ def depth_states(
     if not 0 <= first < rows:
         raise InputError("start", first, f"0 to {rows - 1}: there are {len(tokens)} tokens")
     hidden = _shifted(hidden, wiring.shift)[:rows]
-    table = embedding_table(draft, wiring)
     cos, sin = rotary(draft, wiring, torch.arange(rows + depths, device=hidden.device))
     kv_caches = [KVCache() for _ in draft.layers] if kv_caches is None else kv_caches
     start = 0  # the first row at hand: all rows at depth 1, the asked ones later
     for depth in range(1, depths + 1):
         index = torch.arange(start + depth, rows + depth, device=hidden.device)
-        embeds = F.embedding(tokens[index.clamp(max=len(tokens) - 1)], table)  # [rows at hand, H]
+        embeds = embed(draft, wiring, tokens[index.clamp(max=len(tokens) - 1)])  # [rows at hand, H]
         on_stage("embedding", embeds)
         cos_sin = (cos[start + depth - 1 : rows + depth - 1], sin[start + depth - 1 : rows + depth - 1])
         for i, cache in enumerate(kv_caches):

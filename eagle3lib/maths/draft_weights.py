@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eagle3lib.errors import InputError
+from eagle3lib.maths.device import resolve_device
 from eagle3lib.maths.mla import Latent
 from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import DraftConfig
@@ -104,10 +105,9 @@ class Draft:
             InputError: a tensor is missing or has another shape than the config says, or the draft has a
                 feature that this library does not compute.
         """
-        _check_device(device)
         config = DraftConfig.open(folder)
         where = Path(folder).name
-        tensors = _Tensors(Checkpoint.open(folder), dtype, device)
+        tensors = _Tensors(Checkpoint.open(folder), dtype, resolve_device(device))
         latent = config.latent if "layers.0.self_attn.kv_b_proj.weight" in tensors.names else None
         width, head_dim = config.hidden_size, config.head_dim if latent is None else latent.nope + latent.rope
         if not (width and config.heads and config.kv_heads and head_dim):
@@ -131,27 +131,27 @@ class Draft:
             layers=tuple(_layer(tensors, i, config, latent) for i in range(config.layers)),
             norm=tensors.need("norm.weight", (width,)),
             lm_head=tensors.get("lm_head.weight", (None, width)),
-            own_embedding=tensors.get("embed_tokens.weight", (None, width)),
-            target_embedding=None if target_embedding is None else target_embedding.to(device, dtype),
+            own_embedding=tensors.get("embed_tokens.weight", (None, width), cast=False),
+            target_embedding=None if target_embedding is None else target_embedding.to(device),
             d2t=tensors.get("d2t", (None,)),
             num_aux_hidden_states=slots,
             head_dim=head_dim,
             eps=config.rms_norm_eps,
             max_positions=config.max_positions or 2048,
-            target_head=None if target_head is None else target_head.to(device, dtype),
+            target_head=None if target_head is None else target_head.to(device),
         )
 
 
 class _Tensors:
     """A checkpoint's tensors by our names, each checked against the shape it must have."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: str | torch.device) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
         self.where = checkpoint.folder.name
         self.names = {_canonical(name): name for name in (*checkpoint.tensors, *checkpoint.absent)}
 
-    def get(self, name: str, shape: tuple[int | None, ...]) -> Tensor | None:
-        """Integers come as int64, all else in the draft's dtype; ``None`` in ``shape`` fits any size."""
+    def get(self, name: str, shape: tuple[int | None, ...], cast: bool = True) -> Tensor | None:
+        """Integers come as int64, all else in the draft's dtype if ``cast``; ``None`` in ``shape`` fits any size."""
         if name not in self.names:
             return None
         found = self.checkpoint.info(self.names[name]).shape
@@ -162,7 +162,8 @@ class _Tensors:
         if tensor.is_floating_point() and not _finite(tensor):
             cure = "export or train the draft again; such weights predict nothing"
             raise InputError(f"{self.where}: {self.names[name]}", "NaN or Inf", "finite weights", cure)
-        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else torch.int64)
+        dtype = torch.int64 if not tensor.is_floating_point() else self.dtype if cast else tensor.dtype
+        return tensor.to(self.device, dtype)
 
     def need(self, name: str, shape: tuple[int | None, ...]) -> Tensor:
         tensor = self.get(name, shape)
@@ -236,14 +237,6 @@ def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig, g: Laten
 def _finite(tensor: Tensor) -> bool:
     """Part by part: a whole embedding's flags, and its copy in float32, would be the peak of memory."""
     return all(bool(torch.isfinite(part.float()).all()) for part in tensor.split(256))
-
-
-def _check_device(device: str | torch.device) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without CUDA
-        reason = str(error).splitlines()[0][:120]
-        raise InputError("device", f"{device} ({reason})", "a device of this machine", "cpu works everywhere") from None
 
 
 def _canonical(name: str) -> str:

@@ -187,13 +187,27 @@ def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return F.linear(F.silu(F.linear(x, gate), inplace=True).mul_(F.linear(x, up)), down)
 
 
+def lm_head_logits(x: Tensor, weight: Tensor, out: Tensor | None = None, values: int = 1 << 26) -> Tensor:
+    """``[S, V]`` in the dtype of ``x [S, H]``; ``weight [V, H]`` of another dtype is cast ``values`` values at a time.
+
+    So that no copy of a large head is made only to compute in another precision.
+    """
+    out = x.new_empty(len(x), len(weight)) if out is None else out
+    if weight.dtype == x.dtype or weight.numel() <= values:
+        return torch.mm(x, weight.to(x.dtype).T, out=out)
+    size = max(1, values // weight.shape[1])
+    for logits, block in zip(out.split(size, 1), weight.split(size), strict=True):
+        logits.copy_(torch.mm(x, block.to(x.dtype).T))
+    return out
+
+
 def lm_head_argmax(x: Tensor, weight: Tensor, rows: int = 512) -> tuple[Tensor, Tensor]:
     """The best draft id and the gap between the two best logits, for ``x [S, H]`` and ``weight [V_d, H]``.
 
     Logits exist for ``rows`` positions at a time only. Returns int64 ``[S]`` and float32 ``[S]``.
     """
     logits = x.new_empty(min(rows, len(x)), len(weight))  # one buffer for all parts: fresh memory is slow
-    found = [_two_best(torch.mm(part, weight.T, out=logits[: len(part)])) for part in x.split(rows)]
+    found = [_two_best(lm_head_logits(part, weight, logits[: len(part)])) for part in x.split(rows)]
     best, gaps = zip(*found, strict=True)
     return torch.cat(best), torch.cat(gaps)
 

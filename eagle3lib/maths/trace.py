@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft, before_head, combine, depth_states
+from eagle3lib.maths.kernels import lm_head_logits
 from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
@@ -70,7 +70,7 @@ def trace(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, position
         last = before_head(draft, wiring, state[0])
         if wiring.norm_before_head:
             stages.append(_stage(depth, "norm", last))
-        logits = F.linear(last, weight)
+        logits = lm_head_logits(last[None], weight)[0]
         stages.append(_stage(depth, "logits", logits))
         best = int(logits.argmax())
         token = best if ids is None else int(ids[best])

@@ -59,11 +59,12 @@ def _chances(model: torch.nn.Module, tokens: Tensor, trees: Trees, part: slice, 
     bias = torch.zeros(length, length, dtype=model.dtype).masked_fill_(~sees, torch.finfo(model.dtype).min)
     ids = torch.cat([tokens[:known], nodes.flatten()])
     positions = torch.cat([torch.arange(known), (starts[:, None] + 1 + depths).flatten()])
+    ids, positions, bias = (x.to(model.device) for x in (ids, positions, bias))
     hidden = model.get_decoder()(
         input_ids=ids[None], attention_mask=bias[None, None], position_ids=positions[None], use_cache=False
     ).last_hidden_state[0]  # [length, H], after the final norm
     said = []
     for rows, words in zip(above.flatten().split(ROWS), nodes.flatten().split(ROWS), strict=True):
         logits = model.get_output_embeddings()(hidden[rows]).float() / temperature
-        said.append(logits.log_softmax(-1).gather(1, words[:, None])[:, 0].exp())
+        said.append(logits.log_softmax(-1).gather(1, words[:, None].to(logits.device))[:, 0].exp().cpu())
     return torch.cat(said).view(count, width).masked_fill_(parents == -2, 0.0)

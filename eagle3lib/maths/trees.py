@@ -15,14 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import KVCache, before_head, combine, decoder_layer, depth_states, rotary
 from eagle3lib.maths.draft_weights import Draft
-from eagle3lib.maths.kernels import chain_attention, rms_norm
-from eagle3lib.maths.vocabulary import embedding_table, head_weight, target_ids
+from eagle3lib.maths.kernels import chain_attention, lm_head_logits, rms_norm
+from eagle3lib.maths.vocabulary import embed, embedding_table, head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
 #: Beams of all starts that are computed side by side: bounds the logits that exist at once.
@@ -147,7 +146,7 @@ class _TreeBuilder:
         count, topk = tokens.shape
         if wiring.norm_output:
             hidden = rms_norm(hidden, draft.norm, draft.eps)
-        embeds = F.embedding(tokens.flatten(), embedding_table(draft, wiring))
+        embeds = embed(draft, wiring, tokens.flatten())
         at = row + depth - 1
         cos_sin = tuple(table[at : at + count].repeat_interleave(topk, 0) for table in self.cos_sin)
         for i, (prefix, slot) in enumerate(zip(self.kv_caches, slots, strict=True)):
@@ -171,7 +170,7 @@ class _TreeBuilder:
 
     def _topk_drafts(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities and target ids of the ``topk`` best drafts ``[rows, topk]``, and how close the next was."""
-        logits = F.linear(before_head(self.draft, self.wiring, state), head_weight(self.draft, self.wiring))
+        logits = lm_head_logits(before_head(self.draft, self.wiring, state), head_weight(self.draft, self.wiring))
         chances, picks, close = _topk_with_margin(torch.softmax(logits.float(), -1), self.setting[1])
         ids = target_ids(self.draft, self.wiring)
         return chances, picks if ids is None else ids[picks], close

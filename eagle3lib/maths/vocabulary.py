@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.errors import InputError
@@ -37,6 +38,11 @@ def target_ids(draft: Draft, wiring: Wiring) -> Tensor | None:
     if wiring.d2t == "absolute":
         return draft.d2t
     return draft.d2t + torch.arange(len(draft.d2t), device=draft.d2t.device)
+
+
+def embed(draft: Draft, wiring: Wiring, tokens: Tensor) -> Tensor:
+    """``[T, H]`` in the draft's dtype: rows are cast after they are taken, since the table may be of another."""
+    return F.embedding(tokens, embedding_table(draft, wiring)).to(draft.norm.dtype)
 
 
 def embedding_table(draft: Draft, wiring: Wiring) -> Tensor:

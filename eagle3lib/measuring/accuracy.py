@@ -16,6 +16,7 @@ from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Chains
+from eagle3lib.maths.kernels import lm_head_logits
 from eagle3lib.measuring.rates import Rate, rate
 
 
@@ -83,7 +84,7 @@ def target_argmax(last: Tensor, head: Tensor, ids: Tensor | None, rows: int = 25
     full, in_draft = [], []
     ids = None if ids is None else ids.clamp(0, len(head) - 1)
     for part in last.split(rows):
-        logits = part @ head.T  # [rows, V_t]
+        logits = lm_head_logits(part, head)  # [rows, V_t]
         full.append(logits.argmax(-1).cpu())
         in_draft.append(full[-1] if ids is None else ids[logits[:, ids].argmax(-1)].cpu())
     return TargetArgmax(torch.cat(full), torch.cat(in_draft))

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from eagle3lib.maths.draft import before_head, combine, depth_states
 from eagle3lib.maths.draft_weights import Draft
+from eagle3lib.maths.kernels import lm_head_logits
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.tree_chances import node_chances
 from eagle3lib.maths.trees import Trees, build_tree
@@ -89,15 +90,15 @@ def rejection(
     at_least = [torch.ones(len(starts))]
     hidden = combine(draft, wiring, states)
     for depth, state in enumerate(depth_states(draft, wiring, hidden, tokens, num_steps, first), 1):
-        logits = F.linear(before_head(draft, wiring, state[: len(starts)]), weight).float()
+        logits = lm_head_logits(before_head(draft, wiring, state[: len(starts)]), weight).float()
         ratio = []
         for part, drafted in zip(starts.split(rows), logits.split(rows), strict=True):
             p = torch.log_softmax(target.logits(last[part + depth]).float() / temperature, -1)  # [rows, V]
             q = torch.log_softmax(drafted / temperature, -1)  # [rows, V_d]
             if ids is not None:
                 q = torch.full_like(p, float("-inf")).index_copy_(1, ids, q)
-            said = tokens[part + depth + 1, None]
-            ratio.append((q.gather(1, said) - p.gather(1, said)).exp().clamp(max=1)[:, 0])
+            said = tokens[part + depth + 1, None].to(p.device)
+            ratio.append((q.gather(1, said) - p.gather(1, said)).exp().clamp(max=1)[:, 0].cpu())
         at_least.append(at_least[-1] * torch.cat(ratio))
     return torch.stack(at_least, 1)
 

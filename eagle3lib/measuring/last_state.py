@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eagle3lib.maths.kernels import rms_norm
+from eagle3lib.maths.kernels import lm_head_logits
 from eagle3lib.maths.target import Target
 from eagle3lib.measuring.accuracy import TargetArgmax, target_argmax
 from eagle3lib.measuring.sample_states import SampleStates
@@ -65,10 +65,10 @@ class LastState:
             return
         self.claims.add(sample.last_is_normed)
         rows = sample.loss_mask[1:].nonzero().flatten()[:OF_ONE]  # row t is followed by token t + 1
-        truth = sample.input_ids[1:][rows]
-        state = last[rows].to(target.lm_head.device, target.lm_head.dtype)
-        plain = (state @ target.lm_head.T).argmax(-1).cpu() == truth
-        normed = target.logits(state).argmax(-1).cpu() == truth
+        truth, state = sample.input_ids[1:][rows], target.to_compute(last[rows])
+        plain, normed = (
+            lm_head_logits(each, target.lm_head).argmax(-1).cpu() == truth for each in (state, target.normed(state))
+        )
         self.tokens += len(truth)
         self.as_it_stands += int(plain.sum())
         self.after_norm += int(normed.sum())
@@ -96,7 +96,9 @@ def target_argmax_of(
     whether the file's is normed. ``ids``: the draft vocabulary. Rows before the first generated token are not computed.
     """
 
-    def said(sample_states: SampleStates) -> TargetArgmax | None:
+    words = None if ids is None else ids.to(target.lm_head.device)
+
+    def argmax(sample_states: SampleStates) -> TargetArgmax | None:
         last, normed = sample_states.states.get(layers), False
         if last is None:
             last = sample_states.sample.last_hidden_state
@@ -104,9 +106,8 @@ def target_argmax_of(
         if last is None or normed is None:
             return None
         begin = int(sample_states.sample.loss_mask.int().argmax())
-        last = last[begin:].to(target.lm_head.device, target.lm_head.dtype)
-        spoken = target_argmax(last if normed else rms_norm(last, target.norm, target.eps), target.lm_head, words)
-        return TargetArgmax(*(pad(each, (begin, 0), value=-1) for each in (spoken.full, spoken.in_draft)))
+        last = target.to_compute(last[begin:])
+        known = target_argmax(last if normed else target.normed(last), target.lm_head, words)
+        return TargetArgmax(*(pad(each, (begin, 0), value=-1) for each in (known.full, known.in_draft)))
 
-    words = None if ids is None else ids.to(target.lm_head.device)
-    return said
+    return argmax

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.target import Target
 from eagle3lib.measuring.streams import Boundary
 from eagle3lib.reading.captures import Capture
@@ -32,7 +31,7 @@ def from_target(captures: Sequence[Capture], target: Target) -> References:
     for capture in captures:
         rows = target.states(_tokens(capture))  # [P, n + 1, H]
         by_boundary: dict[Boundary, Tensor] = dict(enumerate(rows.unbind(1)))
-        by_boundary["final_norm"] = rms_norm(rows[:, -1], target.norm, target.eps)
+        by_boundary["final_norm"] = target.normed(rows[:, -1]).cpu()
         states.append(by_boundary)
     return References(tuple(states))
 

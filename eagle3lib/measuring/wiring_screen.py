@@ -107,7 +107,7 @@ class Screen:
             truth = torch.cat([part.sample.input_ids for part in self.parts]).to(ids.device)
             chosen = torch.isin(ids, truth)
             chosen[:: len(ids) // 1024 + 1] = True
-            self.words[key] = weight[chosen], ids[chosen]
+            self.words[key] = weight[chosen].to(self.draft.norm.dtype), ids[chosen]
         return self.words[key]
 
     def _combined(self, wiring: Wiring, part: int, without: int | None) -> Tensor:

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from eagle3lib.maths.target import greedy
+from eagle3lib.maths.target import Target
 from eagle3lib.reading.prompts import read_prompts
 
 NEW_TOKENS = 112  # 96 that a server is asked for, and 16 past them, to predict the last verify step
@@ -17,7 +17,7 @@ NEW_TOKENS = 112  # 96 that a server is asked for, and 16 past them, to predict 
 
 def main(target: str, prompts: str, out: str) -> None:
     asked = read_prompts(prompts, target)
-    answers = greedy(target, [prompt.input_ids for prompt in asked], NEW_TOKENS)
+    answers = Target.open(target).greedy([prompt.input_ids for prompt in asked], NEW_TOKENS)
     with Path(out).open("w") as file:
         for prompt, answer in zip(asked, answers, strict=True):
             ids = [*prompt.input_ids, *answer]
