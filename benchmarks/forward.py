@@ -12,8 +12,8 @@ not.
 Each peer takes the fastest of its attentions that run on a CPU, chosen anew for each length (``ATTENTIONS``).
 speculators' flex attention is not among them: uncompiled, it refuses rows that do not fill its blocks of 128.
 
-A draft of Kimi-K2.5's size is loaded and run in a process of its own; its peak is the largest resident set.
-On a GPU (``--device cuda``) the peers are left out, and the goal is 60 % of the bf16 matrix rate; none was at hand.
+The two figures of memory are those of ``benchmarks/memory.py``. On a GPU (``--device cuda``) the peers are left out,
+and the goal is 60 % of the bf16 matrix rate; none was at hand.
 The last line of output is one JSON document.
 """
 
@@ -24,17 +24,12 @@ import importlib
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3lib.maths.draft import Draft, forward
@@ -50,14 +45,6 @@ SHAPES = {
 }
 WIRING = Wiring(boundaries=(2, 16, 29), rope_theta=5e5, embedding="own")
 ATTENTIONS = {"speculators": ("sdpa", "eager"), "specforge": ("sdpa", "flex_attention")}
-#: The draft of Kimi-K2 as published (AQ-MedAI/Kimi-K2-Instruct-eagle3).
-KIMI = {
-    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 7168, "vocab_size": 163840,
-    "intermediate_size": 18432, "num_hidden_layers": 1, "num_attention_heads": 64, "num_key_value_heads": 64,
-    "head_dim": 128, "draft_vocab_size": 32000, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "torch_dtype": "bfloat16",
-    "max_position_embeddings": 131072,
-}  # fmt: skip
-
 Run = Callable[[], object]
 
 
@@ -193,49 +180,6 @@ def figures(width: int, length: int, depths: int, dtype: str, seconds: dict[str,
     }
 
 
-def kimi_size_peak_gb(threads: int) -> float:
-    """Peak memory, in GB of 1e9 bytes, of a process that loads a draft of ``KIMI``'s size and drafts with it.
-
-    Its random weights are written to a temporary folder, a tensor a file, so that nothing holds them all at once.
-    """
-    width, heads, inner = KIMI["hidden_size"], KIMI["num_attention_heads"] * KIMI["head_dim"], KIMI["intermediate_size"]
-    shapes = {f"midlayer.self_attn.{name}_proj.weight": (heads, 2 * width) for name in "qkv"} | {
-        "midlayer.self_attn.o_proj.weight": (width, heads),
-        "midlayer.mlp.gate_proj.weight": (inner, width), "midlayer.mlp.up_proj.weight": (inner, width),
-        "midlayer.mlp.down_proj.weight": (width, inner), "fc.weight": (width, 3 * width),
-        "lm_head.weight": (KIMI["draft_vocab_size"], width), "embed_tokens.weight": (KIMI["vocab_size"], width),
-        "midlayer.input_layernorm.weight": (width,), "midlayer.hidden_norm.weight": (width,),
-        "midlayer.post_attention_layernorm.weight": (width,), "norm.weight": (width,),
-    }  # fmt: skip
-    some = torch.randn(1 << 22).mul_(0.01).bfloat16()  # repeated: billions of draws would take minutes
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "config.json").write_text(json.dumps(KIMI))
-        for number, (tensor, shape) in enumerate(shapes.items()):
-            count = torch.Size(shape).numel()
-            values = some.repeat(-(-count // len(some)))[:count].view(shape)
-            save_file({tensor: values}, Path(name) / f"model-{number:02}.safetensors")
-        del values
-        command = [sys.executable, __file__, "--load", name, "--threads", str(threads)]
-        return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[-1])
-
-
-def load_and_draft(folder: str) -> float:
-    """The peak of this process. ``VmHWM`` begins anew with a program; ``ru_maxrss`` would carry its parent's peak."""
-    draft = Draft.load(folder, None, torch.bfloat16)
-    states = torch.randn(2048, draft.num_aux_hidden_states, draft.width).bfloat16()
-    forward(draft, WIRING, states, torch.randint(KIMI["vocab_size"], (2048,)), 3)
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) * 1024 / 1e9
-
-
-def memory_ratio() -> float | None:
-    try:
-        return importlib.import_module("memory").ratio()
-    except ImportError as error:
-        print(f"memory_ratio_1000_to_10 was not measured ({error})", flush=True)
-        return None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one width, one length, two depths")
@@ -249,14 +193,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6, help="a case is repeated up to 9 times within")
     parser.add_argument("--most-seconds", type=float, default=75, help="a case that takes longer is run twice")
     parser.add_argument("--no-memory", action="store_true", help="leave the two figures of memory out")
-    parser.add_argument("--load", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    if options.load:
-        print(load_and_draft(options.load))
-        return
     warnings.filterwarnings("ignore")
     if options.quick:
         options.widths, options.tokens, options.depths = options.widths[:1], options.tokens[:1], [1, 3]
@@ -270,8 +210,9 @@ def main() -> None:
             found.append(case)
     result = {"cases": found, "memory_ratio_1000_to_10": None, "kimi_size_peak_gb": None, "threads": options.threads}
     if not options.no_memory:
-        result["kimi_size_peak_gb"] = kimi_size_peak_gb(options.threads)
-        result["memory_ratio_1000_to_10"] = memory_ratio()
+        memory = importlib.import_module("memory")  # beside this file
+        result["kimi_size_peak_gb"] = memory.kimi_peaks()["kimi_forward_gb"]
+        result["memory_ratio_1000_to_10"] = memory.ratio()
     print(json.dumps(result))
 
 

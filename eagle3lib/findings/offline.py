@@ -43,7 +43,9 @@ class Pair:
         return StatesDataset(samples, self.target, self.wiring.boundaries)
 
 
-def open_pair(draft: str, target: str, launch: str, engine: str, cache: Path) -> tuple[Inspection | None, Pair | str]:
+def open_pair(
+    draft: str, target: str, launch: str, engine: str, cache: Path, dtype: str = "float32", device: str = "cpu"
+) -> tuple[Inspection | None, Pair | str]:
     """What the files say, as far as that goes, and what predicts with them, or why nothing can."""
     if not draft:
         return None, "Not predicted: that needs draft and target."
@@ -52,7 +54,7 @@ def open_pair(draft: str, target: str, launch: str, engine: str, cache: Path) ->
         inspection = inspect(draft, target, launch, engine)
         if not target:
             return inspection, "Not predicted: that needs draft and target."
-        wiring, opened = inspection.runnable_wiring, Target.open(target, cache=cache)
+        wiring, opened = inspection.runnable_wiring, Target.open(target, dtype, device, cache)
         rule = _rule(Launch.parse(launch))
         loaded = opened.load_draft(draft)
     except InputError as error:

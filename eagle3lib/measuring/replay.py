@@ -62,7 +62,7 @@ def compare(stage: str, found: Tensor, reference: Tensor) -> StageDiff:
     if found.shape != reference.shape or found.numel() == 0:
         raise InputError(f"stage {stage}", f"shape {list(found.shape)}", f"shape {list(reference.shape)}, not empty")
     tolerance = max(TOLERANCE.get(value.dtype, TOLERANCE[torch.float32]) for value in (found, reference))
-    a, b = found.double().flatten(), reference.double().flatten()
+    a, b = (value.cpu().double().flatten() for value in (found, reference))
     if not (a.isfinite().all() and b.isfinite().all()):
         return StageDiff(stage, float("inf"), float("inf"), 0.0, tolerance, ok=False)
     difference, size = a - b, float(b.norm().clamp_min(1e-30))
