@@ -47,7 +47,7 @@ def spoken(tensors: Target, normed: bool, claimed: bool | None, greedy: float, s
 def looked(*samples: Sample) -> LastState:
     found = LastState()
     for sample in samples:
-        found.look(sample, target())
+        found.add(sample, target())
     return found
 
 
@@ -75,7 +75,7 @@ def test_a_state_that_says_nothing_of_the_text_is_foreign() -> None:
 def test_an_even_norm_decides_nothing() -> None:
     even = replace(target(), norm=torch.ones(WIDTH))
     found = LastState()
-    found.look(spoken(even, True, False, 1.0), even)
+    found.add(spoken(even, True, False, 1.0), even)
     assert found.normed is None and teacher_findings(found, POOR) == []
 
 

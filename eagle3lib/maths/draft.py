@@ -1,9 +1,9 @@
-"""The forward pass of an EAGLE-3 draft over one conversation, as the paper draws it.
+"""The forward pass of an EAGLE-3 draft over one conversation.
 
 Row t pairs the target's state after token t with the embedding of token t + 1 and, at depth 1, proposes
-token t + 2. At depth d the draft reads its own previous state and the embedding of token t + d, the true one:
-while a chain is right, that is the token it drafted itself. Rows are computed side by side, because a chain
-that has left the truth is of no interest any more.
+token t + 2. At depth d the draft reads its own previous state and the embedding of the true token t + d: as long as
+a chain is right, that is the token it drafted itself, and after its first wrong token a chain no longer counts. So all
+rows are computed side by side.
 
 Paper: Li et al. 2025, arXiv 2503.01840. Order of operations, rotary positions (row t at depth d sits at
 t + d - 1) and residuals follow SGLang, ``srt/models/llama_eagle3.py`` and
@@ -36,7 +36,7 @@ from eagle3lib.maths.wiring import Wiring
 #: Called with the name and the value of each stage of the forward pass, as it is computed.
 OnStage = Callable[[str, Tensor], None]
 
-#: What the rows of a layer see of their q, k and v.
+#: Attention over the keys that each row sees: ``q, k, v`` to the heads' outputs.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -46,7 +46,7 @@ def _ignore(name: str, value: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Chains:
-    """What the draft proposes from many starts at once; on the CPU, where it is counted.
+    """What the draft proposes from many starts at once, on the CPU.
 
     ``starts [S]``: start t knows token t + 1. ``proposed [depths, S]``: target ids for tokens t + 2 and on.
     ``margins [depths, S]``: gap between the two best logits.
@@ -57,7 +57,7 @@ class Chains:
     margins: Tensor
 
     def right(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """``(right, known)``, bool ``[depths, S]``: equal to the true token; is there a true token at all."""
+        """``(right, known)``, bool ``[depths, S]``: equal to the true token; whether the conversation has one there."""
         depths = torch.arange(1, len(self.proposed) + 1, device=self.starts.device)
         index = self.starts + 1 + depths[:, None]  # [depths, S]
         known = index < len(tokens)
@@ -65,7 +65,9 @@ class Chains:
         return (self.proposed == truth) & known, known
 
     def runs(self, tokens: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
-        """``(runs, sure)``, both ``[S]``: right drafts in a row, of ``num_steps``; was there one to fail against."""
+        """``(runs, sure)``, both ``[S]``: how many of ``num_steps`` drafts are right until the first wrong one; whether
+        the conversation is long enough to know.
+        """
         if not 1 <= num_steps <= len(self.proposed):
             raise InputError("num_steps", num_steps, f"1 to {len(self.proposed)}, the depths that were computed")
         right, _ = self.right(tokens)
@@ -81,7 +83,7 @@ def forward(
     """Draft ``depths`` tokens from every start of one sample.
 
     Args:
-        states: ``[T, K, H_t]``, one slot for each of ``wiring.boundaries``, in their order.
+        states: ``[T, K, H_t]``, the aux states at ``wiring.boundaries``, in their order.
         tokens: ``[T]`` token ids.
         first: the first start that is asked for; earlier rows serve as context only.
 
@@ -101,12 +103,12 @@ def forward(
 
 def combine(draft: Draft, wiring: Wiring, states: Tensor, on_stage: OnStage = _ignore) -> Tensor:
     """The captured states as one hidden state a row: ``[T, K, H_t]`` to ``[T, H]``."""
-    slots = draft.num_aux_hidden_states
-    if states.dim() != 3 or states.shape[1] != slots or len(wiring.boundaries) != slots:
+    count = draft.num_aux_hidden_states
+    if states.dim() != 3 or states.shape[1] != count or len(wiring.boundaries) != count:
         found = f"states {list(states.shape)} for boundaries {list(wiring.boundaries)}"
-        raise InputError("states", found, f"[tokens, {slots}, width] and {slots} boundaries, as fc has slots")
-    if states.shape[2] * slots != draft.fc.weight.shape[1]:
-        raise InputError("states", f"width {states.shape[2]}", f"width {draft.fc.weight.shape[1] // slots}")
+        raise InputError("states", found, f"[tokens, {count}, width] and {count} boundaries, as fc reads")
+    if states.shape[2] * count != draft.fc.weight.shape[1]:
+        raise InputError("states", f"width {states.shape[2]}", f"width {draft.fc.weight.shape[1] // count}")
     x = states.to(draft.norm.device, draft.norm.dtype)  # [T, K, H_t]
     on_stage("captured states", x.flatten(1))
     if wiring.fc_norm:
@@ -115,7 +117,7 @@ def combine(draft: Draft, wiring: Wiring, states: Tensor, on_stage: OnStage = _i
     x = x.flatten(1)  # [T, K * H_t]
     if wiring.norm_before_fc:
         x = rms_norm(x, have(draft.input_norm, "norm_before_fc", "input_norm.weight"), draft.eps)
-    x = _linear(x, draft.fc)  # [T, H]
+    x = draft.fc(x)  # [T, H]
     on_stage("fc", x)
     return x
 
@@ -126,6 +128,10 @@ class KVCache:
 
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+
+    def append(self, k: Tensor, v: Tensor) -> None:
+        self.keys.append(k)
+        self.values.append(v)
 
 
 @torch.inference_mode()
@@ -154,18 +160,17 @@ def depth_states(
     hidden = _shifted(hidden, wiring.shift)[:rows]
     cos, sin = rotary(draft, wiring, torch.arange(rows + depths, device=hidden.device))
     kv_caches = [KVCache() for _ in draft.layers] if kv_caches is None else kv_caches
-    start = 0  # the first row at hand: all rows at depth 1, the asked ones later
+    start = 0  # the first row that is computed: all rows at depth 1, those from ``first`` on later
     for depth in range(1, depths + 1):
         index = torch.arange(start + depth, rows + depth, device=hidden.device)
-        embeds = embed(draft, wiring, tokens[index.clamp(max=len(tokens) - 1)])  # [rows at hand, H]
+        embeds = embed(draft, wiring, tokens[index.clamp(max=len(tokens) - 1)])  # [rows, H]
         on_stage("embedding", embeds)
         cos_sin = (cos[start + depth - 1 : rows + depth - 1], sin[start + depth - 1 : rows + depth - 1])
         for i, cache in enumerate(kv_caches):
-            skip = first - start if i == len(kv_caches) - 1 else 0  # rows that only lend their keys
+            skip = first - start if i == len(kv_caches) - 1 else 0  # rows of which only the keys are needed
 
             def attend(q: Tensor, k: Tensor, v: Tensor, cache: KVCache = cache, row: int = start + skip) -> Tensor:
-                cache.keys.append(k)
-                cache.values.append(v)
+                cache.append(k, v)
                 return attention(q, cache.keys, cache.values, row, wiring.window)
 
             hidden = decoder_layer(draft, wiring, i, embeds, hidden, cos_sin, attend, skip, on_stage)  # [S, H]
@@ -192,17 +197,17 @@ def decoder_layer(
     draft: Draft, wiring: Wiring, i: int, embeds: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor],
     attend: Attend, skip: int = 0, on_stage: OnStage = _ignore,
 ) -> Tensor:  # fmt: skip
-    """Layer ``i`` on rows side by side: ``[rows, H]`` to ``[rows - skip, H]``; the first ``skip`` only lend keys.
+    """Layer ``i``: ``[rows, H]`` to ``[rows - skip, H]``; of the first ``skip`` rows only keys and values are needed.
 
-    ``attend`` says which keys a row sees: rotated ``q [S, heads, D]``, ``k`` and ``v [rows, kv_heads, D]`` to
-    ``[S, heads, D]``.
+    ``attend`` is the attention over the keys that each row sees: rotated ``q [S, heads, D]``, ``k`` and ``v``, each
+    ``[rows, kv_heads, D]``, to ``[S, heads, D]``.
     """
     layer = draft.layers[i]
     inputs, residual = _layer_input(draft, wiring, layer, embeds if i == 0 else None, hidden, on_stage)
     seen = attend(*_qkv(draft, wiring, layer, inputs, skip, cos_sin, on_stage))
     seen = seen[..., : layer.value_dim].flatten(1)  # [S, heads * value_dim]
     on_stage("attention", seen)
-    hidden = residual[skip:] + _linear(seen, layer.o_proj)  # [S, H]
+    hidden = residual[skip:] + layer.o_proj(seen)  # [S, H]
     on_stage("residual", hidden)
     inner = rms_norm(hidden, layer.post_attention_layernorm, draft.eps)
     hidden = hidden + gated_mlp(inner, layer.gate_proj, layer.up_proj, layer.down_proj)
@@ -233,7 +238,7 @@ def _layer_input(
 def _qkv(
     draft: Draft, wiring: Wiring, layer: Layer, x: Tensor, skip: int, cos_sin: tuple[Tensor, Tensor], on_stage: OnStage
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries of the asked rows ``[S, heads, D]``, rotated keys and values of all rows."""
+    """Rotated queries of the rows after ``skip`` ``[S, heads, D]``, rotated keys and values of all rows."""
     if layer.latent is not None:
         q, k, v = layer.latent.qkv(x, skip, cos_sin, draft.eps, wiring.rope_scaling)
         for name, value in (("latent q", q), ("latent k", k), ("latent v", v)):
@@ -259,11 +264,7 @@ def before_head(draft: Draft, wiring: Wiring, state: Tensor) -> Tensor:
 
 
 def _shifted(hidden: Tensor, shift: int) -> Tensor:
-    """Row t becomes row ``t - shift``; rows before the first are zero, as no state stands there."""
+    """Row t becomes row ``t - shift``; rows that get no state are zero."""
     if shift > 0:
         return F.pad(hidden, (0, 0, shift, 0))[: len(hidden)]
     return hidden[-shift:]
-
-
-def _linear(x: Tensor, linear: Linear) -> Tensor:
-    return F.linear(x, linear.weight, linear.bias)

@@ -1,4 +1,4 @@
-"""The weights of a draft, under one set of names whatever the checkpoint calls them."""
+"""The weights of a draft, under the names of transformers, whatever the checkpoint calls them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.errors import InputError
@@ -29,6 +30,10 @@ ALIASES = {
 class Linear:
     weight: Tensor  # [out, in]
     bias: Tensor | None = None  # [out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[..., in]`` to ``[..., out]``."""
+        return F.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
@@ -118,23 +123,23 @@ class Draft:
         fc = tensors.linear("fc", width, None)
         target_width = width if target_embedding is None else target_embedding.shape[1]
         target_width = config.target_hidden_size or target_width
-        slots, rest = divmod(fc.weight.shape[1], target_width)
-        if rest or not slots:
+        aux_states, rest = divmod(fc.weight.shape[1], target_width)
+        if rest or not aux_states:
             found = list(fc.weight.shape)
             raise InputError(f"{where}: fc.weight", found, f"a multiple of {target_width} columns")
         if config.draft_vocab_size is not None:
             target_head = None
         return cls(
             fc=fc,
-            input_norm=tensors.get("input_norm.weight", (slots * target_width,)),
-            fc_norms=tensors.family("fc_norm.{}.weight", slots, (target_width,)),
+            input_norm=tensors.get("input_norm.weight", (aux_states * target_width,)),
+            fc_norms=tensors.family("fc_norm.{}.weight", aux_states, (target_width,)),
             layers=tuple(_layer(tensors, i, config, latent) for i in range(config.layers)),
             norm=tensors.need("norm.weight", (width,)),
             lm_head=tensors.get("lm_head.weight", (None, width)),
             own_embedding=tensors.get("embed_tokens.weight", (None, width), cast=False),
             target_embedding=None if target_embedding is None else target_embedding.to(device),
             d2t=tensors.get("d2t", (None,)),
-            num_aux_hidden_states=slots,
+            num_aux_hidden_states=aux_states,
             head_dim=head_dim,
             eps=config.rms_norm_eps,
             max_positions=config.max_positions or 2048,

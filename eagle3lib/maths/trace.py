@@ -1,4 +1,4 @@
-"""One position of one conversation, followed through the draft stage by stage."""
+"""The forward pass at one position of one conversation, stage by stage."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from eagle3lib.maths.wiring import Wiring
 
 #: What happens at each stage, by the name that the forward pass gives it.
 WORDS = {
-    "captured states": "The target's states after this token, one slot beside the other.",
-    "fc": "One matrix makes one hidden state of all slots; later depths feed back their own instead.",
+    "captured states": "The target's aux states after this token, concatenated.",
+    "fc": "One matrix makes one hidden state of all aux states; later depths feed back their own instead.",
     "embedding": "The embedding of the next token: the token that the draft already knows.",
     "input_layernorm": "The embedding, normed.",
     "hidden_norm": "The hidden state, normed on its own, since it is far larger than an embedding.",

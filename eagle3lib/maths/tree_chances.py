@@ -1,4 +1,4 @@
-"""The target's own probability of every node of a tree, given the path to it; the target runs through transformers."""
+"""The target's probability of every node of a tree, given the path to it; the target runs through transformers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from eagle3lib.errors import InputError
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.trees import Trees
 
-#: Nodes that are computed side by side.
+#: Nodes that are computed at once.
 ROWS = 512
 
 
 @torch.inference_mode()
 def node_chances(target: Target, tokens: Tensor, trees: Trees, temperature: float) -> Tensor:
-    """``[S, N]``: the chance that the target, sampling at ``temperature``, says the node after its path.
+    """``[S, N]``: the probability of the node after its path, where the target samples at ``temperature``.
 
     One forward pass over the conversation and the nodes of many trees, each node seeing the conversation up to its
     start and its own ancestors. 0 for a node whose parent was not chosen.
@@ -31,11 +31,8 @@ def node_chances(target: Target, tokens: Tensor, trees: Trees, temperature: floa
             "take shorter samples: further ones are not computed with a tree's own mask",
         )  # fmt: skip
     size = max(1, ROWS // trees.tokens.shape[1])
-    parts = []
-    for at in range(0, len(trees.starts), size):
-        part = slice(at, at + size)
-        parts.append(_chances(model, tokens, trees, part, temperature))
-    return torch.cat(parts)
+    parts = (slice(at, at + size) for at in range(0, len(trees.starts), size))
+    return torch.cat([_chances(model, tokens, trees, part, temperature) for part in parts])
 
 
 def _chances(model: torch.nn.Module, tokens: Tensor, trees: Trees, part: slice, temperature: float) -> Tensor:
@@ -44,9 +41,7 @@ def _chances(model: torch.nn.Module, tokens: Tensor, trees: Trees, part: slice, 
     count, width = nodes.shape
     known = int(starts[-1]) + 2  # tokens of the conversation that any start knows
     place = known + torch.arange(count * width).view(count, width)  # of each node, among all rows
-    above = torch.where(
-        parents < 0, starts[:, None] + 1, place.gather(1, parents.clamp(min=0))
-    )  # [S, N] the row before
+    above = torch.where(parents < 0, starts[:, None] + 1, place.gather(1, parents.clamp(min=0)))  # [S, N] row before
     length = known + count * width
     sees = torch.ones(length, length, dtype=torch.bool).tril_()
     sees[known:] = False
@@ -63,8 +58,8 @@ def _chances(model: torch.nn.Module, tokens: Tensor, trees: Trees, part: slice, 
     hidden = model.get_decoder()(
         input_ids=ids[None], attention_mask=bias[None, None], position_ids=positions[None], use_cache=False
     ).last_hidden_state[0]  # [length, H], after the final norm
-    said = []
+    chances = []
     for rows, words in zip(above.flatten().split(ROWS), nodes.flatten().split(ROWS), strict=True):
         logits = model.get_output_embeddings()(hidden[rows]).float() / temperature
-        said.append(logits.log_softmax(-1).gather(1, words[:, None].to(logits.device))[:, 0].exp().cpu())
-    return torch.cat(said).view(count, width).masked_fill_(parents == -2, 0.0)
+        chances.append(logits.log_softmax(-1).gather(1, words[:, None].to(logits.device))[:, 0].exp().cpu())
+    return torch.cat(chances).view(count, width).masked_fill_(parents == -2, 0.0)

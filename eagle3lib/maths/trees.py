@@ -1,10 +1,10 @@
-"""The trees that SGLang grows from many starts at once, and how far each agrees with what the target said.
+"""The trees that SGLang drafts from many starts at once, and how many of their drafts the target accepts.
 
-At every depth the ``topk`` best beams go on, by the product of their probabilities; of all nodes seen the best
-``num_draft_tokens - 1`` are verified. Beams sit in slots. When the best beams come from other parents than slot by
-slot, SGLang hands each slot its parent's state, but the slot goes on reading the keys it wrote itself: from depth 3
-on a node may attend to keys of a chain that is not its own. That is copied here, since it decides what is served;
-``ancestors=True`` gives the trees that EAGLE means, as a what-if.
+At every depth the ``topk`` best beams go on, by the product of their probabilities; of all nodes the best
+``num_draft_tokens - 1`` are verified. The i-th best beam takes the state of its parent, but in SGLang it attends to the
+keys that the i-th beams of earlier depths wrote: from depth 3 on a node may attend to keys of a chain that is not its
+own. That is copied here, since it decides what is served; with ``ancestors=True`` each node attends to the keys of its
+own ancestors, as in EAGLE-2.
 
 Growth: SGLang 0.5.23, ``srt/speculative/eagle_worker_v2.py`` (``draft_forward``), ``spec_utils.py``
 (``select_top_k_tokens``), ``eagle_utils.py`` (``organize_draft_results``). Paper: EAGLE-2, arXiv 2406.16858.
@@ -24,7 +24,7 @@ from eagle3lib.maths.kernels import chain_attention, lm_head_logits, rms_norm
 from eagle3lib.maths.vocabulary import embed, embedding_table, head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
-#: Beams of all starts that are computed side by side: bounds the logits that exist at once.
+#: Beams of all starts that are computed at once: bounds the memory of their logits.
 ROWS = 512
 
 
@@ -32,9 +32,9 @@ ROWS = 512
 class Trees:
     """One tree for each start, on the CPU; ``N = num_draft_tokens - 1`` nodes, parents before children.
 
-    ``starts [S]``: start t knows token t + 1. ``tokens [S, N]``: target ids. ``parents [S, N]``: the parent's place
+    ``starts [S]``: start t knows token t + 1. ``tokens [S, N]``: target ids. ``parents [S, N]``: the parent's index
     among the nodes, -1 below the root, -2 where the parent itself was not chosen. ``depths [S, N]``: from 1.
-    ``margins [S]``: the closest decision on the way, as a gap between log scores.
+    ``margins [S]``: the smallest gap in log score between a node that was chosen and one that was not.
     """
 
     starts: Tensor
@@ -44,18 +44,19 @@ class Trees:
     margins: Tensor
 
     def runs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """``(runs, sure)``, both ``[S]``: drafts that equal the tokens that followed; was there a token to differ from.
+        """``(runs, sure)``, both ``[S]``: how many drafts on the best path equal the tokens that followed; whether the
+        conversation is long enough to know.
 
         Source: greedy verification, SGLang ``verify_tree_greedy``; siblings never hold the same token.
         """
         index = self.starts[:, None] + 1 + self.depths  # [S, N]
         truth = tokens[index.clamp(max=len(tokens) - 1)]
-        fits = (self.tokens == truth) & (index < len(tokens))
-        alive = fits & (self.parents == -1)
+        equal = (self.tokens == truth) & (index < len(tokens))
+        accepted = equal & (self.parents == -1)
         deepest = int(self.depths.max())
         for _ in range(deepest - 1):
-            alive = alive | (fits & (self.parents >= 0) & alive.gather(1, self.parents.clamp(min=0)))
-        runs = alive.sum(1)
+            accepted = accepted | (equal & (self.parents >= 0) & accepted.gather(1, self.parents.clamp(min=0)))
+        runs = accepted.sum(1)
         return runs, (runs == deepest) | (self.starts + 2 + runs < len(tokens))
 
 
@@ -66,20 +67,20 @@ def build_tree(
 ) -> Trees:  # fmt: skip
     """The tree of ``setting`` (num_steps, topk, num_draft_tokens) from every start of one sample.
 
-    Arguments otherwise as in ``draft.forward``. ``ancestors``: a node attends to its own chain's keys, as it should.
+    Arguments otherwise as in ``draft.forward``. ``ancestors``: a node attends to the keys of its own ancestors.
 
     Raises:
-        InputError: as ``draft.forward``, or the setting asks for more nodes than it grows.
+        InputError: as ``draft.forward``, or the setting asks for more nodes than the tree has.
     """
     num_steps, topk, num_draft_tokens = setting
-    grown = topk + (num_steps - 1) * topk * topk
-    if min(setting) < 1 or not 2 <= num_draft_tokens <= grown + 1:
-        found, expected = "/".join(map(str, setting)), f"2 to {grown + 1} draft tokens for these steps and topk"
+    nodes = topk + (num_steps - 1) * topk * topk
+    if min(setting) < 1 or not 2 <= num_draft_tokens <= nodes + 1:
+        found, expected = "/".join(map(str, setting)), f"2 to {nodes + 1} draft tokens for these steps and topk"
         raise InputError("setting num_steps/topk/num_draft_tokens", found, expected)
-    ids, words = target_ids(draft, wiring), embedding_table(draft, wiring).shape[0]
-    if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < words:
+    ids, vocab = target_ids(draft, wiring), len(embedding_table(draft, wiring))
+    if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
         found = f"target ids from {int(ids.min())} to {int(ids.max())}"
-        raise InputError("d2t", found, f"ids within the {words} words of the embedding", "see what 01 says of the map")
+        raise InputError("d2t", found, f"ids within the {vocab} rows of the embedding", "see what 01 says of the map")
     kv_caches = [KVCache() for _ in draft.layers]
     positions = torch.arange(len(tokens) + num_steps, device=draft.norm.device)
     hidden = combine(draft, wiring, states)
@@ -107,15 +108,15 @@ class _TreeBuilder:
         num_steps, topk, num_draft_tokens = self.setting
         count = len(state)
         scores, tokens, margin = self._topk_drafts(state)  # [S, topk]
-        held = torch.arange(topk, device=state.device).expand(count, topk)  # the node that each slot holds
+        beams = torch.arange(topk, device=state.device).expand(count, topk)  # the node of each beam
         nodes = [(scores, tokens, torch.full_like(tokens, -1), torch.ones_like(tokens))]
-        hidden, slots = state.repeat_interleave(topk, 0), [KVCache() for _ in self.kv_caches]
+        hidden, beam_caches = state.repeat_interleave(topk, 0), [KVCache() for _ in self.kv_caches]
         for depth in range(2, num_steps + 1):
-            hidden = self._next_depth(row, depth, tokens, hidden, slots)  # [S * topk, H]
+            hidden = self._next_depth(row, depth, tokens, hidden, beam_caches)  # [S * topk, H]
             chances, children, close = self._topk_drafts(hidden)  # [S * topk, topk]
             spread = (scores[..., None] * chances.view(count, topk, topk)).flatten(1)  # [S, topk * topk]
             children = children.view(count, -1)
-            parents = held.repeat_interleave(topk, 1)
+            parents = beams.repeat_interleave(topk, 1)
             margin = torch.minimum(margin, close.view(count, topk).amin(1))
             before = topk + (depth - 2) * topk * topk  # nodes of all depths before this one
             nodes.append((spread, children, parents, torch.full_like(children, depth)))
@@ -123,24 +124,22 @@ class _TreeBuilder:
                 break
             scores, chosen, close = _topk_with_margin(spread, topk)
             margin = torch.minimum(margin, close)
-            held, tokens, source = before + chosen, children.gather(1, chosen), chosen // topk
+            beams, tokens, source = before + chosen, children.gather(1, chosen), chosen // topk
             flat = (source + topk * torch.arange(count, device=source.device)[:, None]).flatten()
             hidden = hidden[flat]
             if self.ancestors:
-                for slot in slots:
-                    slot.keys = [k[flat] for k in slot.keys]
-                    slot.values = [v[flat] for v in slot.values]
+                for cache in beam_caches:
+                    cache.keys, cache.values = [k[flat] for k in cache.keys], [v[flat] for v in cache.values]
         scores, tokens, parents, depths = (torch.cat(part, 1) for part in zip(*nodes, strict=True))
         _, chosen, close = _topk_with_margin(scores, num_draft_tokens - 1)
         chosen = chosen.sort(1).values  # [S, N]
-        place = torch.full_like(tokens, -2).scatter_(
-            1, chosen, torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
-        )
+        index = torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
+        place = torch.full_like(tokens, -2).scatter_(1, chosen, index)
         parents = parents.gather(1, chosen)
         parents = torch.where(parents < 0, parents, place.gather(1, parents.clamp(min=0)))
         return tokens.gather(1, chosen), parents, depths.gather(1, chosen), torch.minimum(margin, close)
 
-    def _next_depth(self, row: int, depth: int, tokens: Tensor, hidden: Tensor, slots: list[KVCache]) -> Tensor:
+    def _next_depth(self, row: int, depth: int, tokens: Tensor, hidden: Tensor, beam_caches: list[KVCache]) -> Tensor:
         """The states ``[S * topk, H]`` of the beams' next depth."""
         draft, wiring = self.draft, self.wiring
         count, topk = tokens.shape
@@ -149,16 +148,15 @@ class _TreeBuilder:
         embeds = embed(draft, wiring, tokens.flatten())
         at = row + depth - 1
         cos_sin = tuple(table[at : at + count].repeat_interleave(topk, 0) for table in self.cos_sin)
-        for i, (prefix, slot) in enumerate(zip(self.kv_caches, slots, strict=True)):
+        for i, (prefix, own) in enumerate(zip(self.kv_caches, beam_caches, strict=True)):
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, prefix: KVCache = prefix, slot: KVCache = slot) -> Tensor:
-                slot.keys.append(k)
-                slot.values.append(v)
+            def attend(q: Tensor, k: Tensor, v: Tensor, prefix: KVCache = prefix, own: KVCache = own) -> Tensor:
+                own.append(k, v)
                 seen = [
                     chain_attention(
                         q[beam::topk],
-                        [prefix.keys[0], *(key[beam::topk] for key in slot.keys)],
-                        [prefix.values[0], *(value[beam::topk] for value in slot.values)],
+                        [prefix.keys[0], *(key[beam::topk] for key in own.keys)],
+                        [prefix.values[0], *(value[beam::topk] for value in own.values)],
                         row, wiring.window,
                     )
                     for beam in range(topk)

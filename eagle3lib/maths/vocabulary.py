@@ -12,7 +12,7 @@ from eagle3lib.errors import InputError
 from eagle3lib.maths.draft_weights import Draft
 from eagle3lib.maths.wiring import Wiring
 
-Part = TypeVar("Part")
+Weight = TypeVar("Weight")
 
 
 def head_weight(draft: Draft, wiring: Wiring) -> Tensor:
@@ -33,7 +33,7 @@ def target_ids(draft: Draft, wiring: Wiring) -> Tensor | None:
     if draft.d2t is None:
         return None
     if len(draft.d2t) != (rows := len(head_weight(draft, wiring))):
-        cure = "export head and map of one making"
+        cure = "export head and d2t from one checkpoint"
         raise InputError("d2t", f"{len(draft.d2t)} entries", f"{rows}, one for each row of the head", cure)
     if wiring.d2t == "absolute":
         return draft.d2t
@@ -60,8 +60,8 @@ def _as_wide(table: Tensor, draft: Draft, what: str) -> Tensor:
     return table
 
 
-def have(part: Part | None, switch: str, name: str) -> Part:
-    """The part that a switch of the wiring needs; raises ``InputError`` where the draft lacks it."""
-    if part is None or (isinstance(part, tuple) and not part):
+def have(weight: Weight | None, switch: str, name: str) -> Weight:
+    """The weight that a switch of the wiring needs; raises ``InputError`` where the draft lacks it."""
+    if weight is None or (isinstance(weight, tuple) and not weight):
         raise InputError(f"wiring {switch}", f"no {name} in the draft", f"{name}, which this switch needs")
-    return part
+    return weight

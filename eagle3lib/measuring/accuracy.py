@@ -69,7 +69,7 @@ def depth_accuracy(requests: Sequence[DepthCounts]) -> list[DepthAccuracy]:
 
 @dataclass(frozen=True)
 class TargetArgmax:
-    """What the target says after each token, ``[T]`` target ids: of all its words, of the draft's only."""
+    """The target's argmax after each token, ``[T]`` target ids: over its whole vocabulary, over the draft's only."""
 
     full: Tensor
     in_draft: Tensor
@@ -78,8 +78,8 @@ class TargetArgmax:
 def target_argmax(last: Tensor, head: Tensor, ids: Tensor | None, rows: int = 256) -> TargetArgmax:
     """From the last state after the final norm ``[T, H_t]``; ``ids [V_d]`` is the draft vocabulary.
 
-    Logits exist for ``rows`` positions at a time only; what is said is on the CPU, as ``Chains`` are. Ids beyond
-    the vocabulary, as a wrong map gives them, stand for its last word.
+    Logits exist for ``rows`` positions at a time only; the result is on the CPU, as ``Chains`` are. Ids beyond
+    the vocabulary, as a wrong map gives them, count as its last one.
     """
     full, in_draft = [], []
     ids = None if ids is None else ids.clamp(0, len(head) - 1)
@@ -101,7 +101,7 @@ DEFINITIONS = {
 
 
 def trainer_counts(
-    definition: str, chains: Chains, teacher: TargetArgmax, loss_mask: Tensor
+    definition: str, chains: Chains, target: TargetArgmax, loss_mask: Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
     """Numerators and denominators ``[depths]`` of one sample under a trainer's definition.
 
@@ -114,14 +114,14 @@ def trainer_counts(
     first = int(chains.starts[0])
     if first and loss_mask[: first + depths].any():
         raise InputError("chains", f"starts from {first}", f"starts from {depths} before the first counted token")
-    truth = (teacher.full if definition in ("specforge acc", "eagle acc") else teacher.in_draft)[first:]
+    late = definition in ("specforge acc", "eagle acc")  # their mask is not shifted
+    truth = (target.full if late else target.in_draft)[first:]
     mask = loss_mask.bool()[first:]
     unbroken = mask[1 : starts + 1].clone()  # speculators begins with the mask of depth 1
     top, bottom = np.zeros(depths), np.zeros(depths)
     for d in range(1, depths + 1):
         rows = starts - (d - 1)  # starts whose fed token t + d is known
         right = chains.proposed[d - 1, :rows] == truth[d : d + rows]
-        late = 1 if definition in ("specforge acc", "eagle acc") else 0  # their mask is not shifted
         counted = mask[d - late : d - late + rows]
         if definition.startswith("speculators"):
             still = unbroken[:rows]
@@ -133,9 +133,13 @@ def trainer_counts(
     return top, bottom
 
 
+def covered(tokens: Tensor, loss_mask: Tensor, ids: Tensor | None) -> tuple[int, int]:
+    """Of one sample: generated tokens that the draft vocabulary ``ids [V_d]`` has, and all of them; ``None``: all."""
+    generated = tokens[loss_mask.bool()]
+    return len(generated) if ids is None else int(torch.isin(generated, ids.cpu()).sum()), len(generated)
+
+
 def coverage(tokens: Sequence[Tensor], loss_masks: Sequence[Tensor], ids: Tensor | None) -> Rate:
-    """The share of generated tokens that the draft vocabulary has; ``ids [V_d]``, ``None``: all of them."""
-    said = [sample[mask.bool()] for sample, mask in zip(tokens, loss_masks, strict=True)]
-    words = None if ids is None else ids.cpu()  # the draft's may stand on an accelerator, tokens never do
-    inside = [len(s) if words is None else int(torch.isin(s, words).sum()) for s in said]
-    return rate(inside, [len(s) for s in said])
+    """The share of generated tokens that the draft vocabulary has, over all samples; as ``covered``."""
+    counts = [covered(*sample, ids) for sample in zip(tokens, loss_masks, strict=True)]
+    return rate([inside for inside, _ in counts], [generated for _, generated in counts])

@@ -1,7 +1,7 @@
-"""Which reading of a sample's last state says the tokens that follow: as it stands, or after the final norm?
+"""From which reading of a sample's last state do the tokens that follow come: as it stands, or after the final norm?
 
-The same key means different states in different tools, and a trainer that reads one for the other teaches its
-draft another target. Sampled text agrees less with either, so the two readings are compared with each other.
+The same key means different states in different tools, and a trainer that takes one for the other trains its draft on
+another target. Sampled text agrees less with either, so the two readings are compared with each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eagle3lib.measuring.accuracy import TargetArgmax, target_argmax
 from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.reading.samples import Sample
 
-#: Tokens looked at, in all and of one sample: enough for a clear answer, and cheap for a large vocabulary.
+#: Tokens counted, in all and of one sample: enough for a clear answer, and cheap for a large vocabulary.
 TOKENS, OF_ONE = 1024, 64
 #: The chance of calling a reading the better one where both are alike.
 LEVEL = 0.001
@@ -29,16 +29,16 @@ NOT_ITS_OWN = 0.05
 
 @dataclass
 class LastState:
-    """How often head(state) and head(norm(state)) say the token that follows.
+    """How often the argmax of head(state) and of head(norm(state)) is the token that follows.
 
-    ``normed``: what was decided, ``None`` where the two agree alike (then it hardly matters) or nothing was looked at.
-    ``claimed``: what the layout says, ``None`` where it says nothing or files differ.
+    ``normed``: what was decided, ``None`` where the two agree equally often (then it hardly matters) or nothing was
+    counted. ``claimed``: what the layout says, ``None`` where it says nothing or files differ.
     """
 
     tokens: int = 0
     as_it_stands: int = 0
     after_norm: int = 0
-    only: list[int] = field(default_factory=lambda: [0, 0])  #: tokens that only the one, only the other says
+    only: list[int] = field(default_factory=lambda: [0, 0])  #: tokens that only the one, only the other gives
     claims: set[bool | None] = field(default_factory=set)
 
     @property
@@ -54,12 +54,12 @@ class LastState:
 
     @property
     def foreign(self) -> bool:
-        """Neither reading says what follows: rows out of step, or a state of another target."""
+        """Neither reading gives what follows: shifted rows, or a state of another target."""
         most = max(self.as_it_stands, self.after_norm)
         return bool(self.tokens) and stats.binomtest(most, self.tokens, NOT_ITS_OWN, "less").pvalue < LEVEL
 
-    def look(self, sample: Sample, target: Target) -> None:
-        """Count one sample; nothing where it has no last state or enough was seen."""
+    def add(self, sample: Sample, target: Target) -> None:
+        """Count one sample; nothing where it has no last state or enough was counted."""
         last = sample.last_hidden_state
         if last is None or self.tokens >= TOKENS:
             return
@@ -90,9 +90,9 @@ class LastState:
 def target_argmax_of(
     layers: int, target: Target, ids: Tensor | None, found: LastState
 ) -> Callable[[SampleStates], TargetArgmax | None]:
-    """A function that gives what the target says after each generated token, ``[T]``.
+    """A function that gives the target's argmax after each generated token, ``[T]``.
 
-    From boundary ``layers`` or the file's last state; ``None`` where neither is at hand, or where it is not known
+    From boundary ``layers`` or the file's last state; ``None`` where there is neither, or where it is not known
     whether the file's is normed. ``ids``: the draft vocabulary. Rows before the first generated token are not computed.
     """
 

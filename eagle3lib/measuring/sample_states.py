@@ -1,4 +1,4 @@
-"""Samples with the target's states at hand, one at a time: memory does not grow with their number."""
+"""Samples with the target's states, one at a time: memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from eagle3lib.maths.target import Target
 from eagle3lib.reading.samples import Sample, Samples, check_vocab
 
 Item = TypeVar("Item")
-#: Is told the share done and what comes next.
+#: Called with the share that is done and what comes next.
 Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
 class SampleStates:
-    """A sample with the states at hand, ``[T, H_t]`` by boundary: all of them, or the captured ones."""
+    """A sample with its states, ``[T, H_t]`` by boundary: all of them, or the captured ones."""
 
     sample: Sample
     states: Mapping[int, Tensor]
 
     @classmethod
     def of(cls, sample: Sample, states: Tensor, boundaries: Sequence[int], embedding: Tensor | None) -> SampleStates:
-        """From ``states [T, K, H_t]`` at ``boundaries``; ``embedding [V_t, H_t]`` gives 0 if it lacks.
+        """From ``states [T, K, H_t]`` at ``boundaries``; ``embedding [V_t, H_t]`` gives boundary 0 where it is missing.
 
         (Boundary 0 is the embedding's row; a target that scales it, such as Gemma, must give states itself.)
         """
@@ -37,14 +37,14 @@ class SampleStates:
         return cls(sample, by_boundary)
 
     def stack(self, boundaries: Sequence[int]) -> Tensor:
-        """``[T, K, H_t]`` in that order. Raises ``InputError`` where one of them is not at hand."""
+        """``[T, K, H_t]`` in that order. Raises ``InputError`` where one of them is missing."""
         if missing := [k for k in boundaries if k not in self.states]:
             cure = "give samples of token ids and a target that can run here, or samples with these states"
             raise InputError(self.sample.name, f"no states at {missing}", f"states at {list(boundaries)}", cure)
         return torch.stack([self.states[k] for k in boundaries], dim=1)
 
     def part(self, before: int, after: int) -> SampleStates:
-        """Copies of the rows about the first start of the reply, so that the rest can be let go."""
+        """Copies of the rows around the first start of the reply, so that the rest can be freed."""
         whole, prompt = self.sample, self.sample.prompt_tokens
         start = max(0, prompt - before)
         rows = slice(start, prompt + after)
@@ -70,17 +70,17 @@ class StatesDataset:
     assumed: tuple[int, ...] | None = None
 
     def __iter__(self) -> Iterator[SampleStates]:
-        given = False
+        given = 0
         for sample in self.samples:
             try:
-                made = sample_states(sample, self.target, self.boundaries, self.assumed)
+                with_states = sample_states(sample, self.target, self.boundaries, self.assumed)
             except InputError as error:
                 if sample.states is None:
                     raise
                 self.refused[sample.name] = error
                 continue
-            given = True
-            yield made
+            given += 1
+            yield with_states
         if not given:
             raise next(iter(self.refused.values()))
 
@@ -90,15 +90,15 @@ class StatesDataset:
         return self.samples.refused
 
     def first(self) -> SampleStates:
-        """The first one; what the last loop counted stays."""
+        """The first one, without a change to what the last loop counted."""
         return next(iter(replace(self, samples=replace(self.samples, refused={}))))
 
     def at(self, boundaries: Iterable[int]) -> StatesDataset:
-        """The same with these states alone, where they are computed."""
+        """The same; where states are computed, only these."""
         return replace(self, boundaries=tuple(dict.fromkeys(boundaries)))
 
     def spread(self, count: int) -> StatesDataset:
-        """About ``count`` of them, evenly spread; all of them where the last loop saw no more."""
+        """About ``count`` of them, evenly spread over what the last loop gave."""
         return replace(self, samples=self.samples.spread(count))
 
 
@@ -126,7 +126,7 @@ def sample_states(
 
 
 def spread(items: Iterable[Item], count: int) -> list[Item]:
-    """``count`` items of a stream whose length is not known, about evenly; never more than twice as many held."""
+    """``count`` items, about evenly spread, of a stream of unknown length; at most twice as many are held."""
     kept: list[Item] = []
     stride = 1
     for place, item in enumerate(items):

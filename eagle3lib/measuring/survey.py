@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from eagle3lib.maths.target import Target
-from eagle3lib.measuring.accuracy import coverage
+from eagle3lib.measuring.accuracy import covered
 from eagle3lib.measuring.last_state import LastState
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.sample_states import SampleStates
@@ -35,10 +35,10 @@ class Survey:
         return max(self.lengths)
 
 
-def survey(dataset: Iterable[SampleStates], slots: Sequence[int], ids: Tensor | None, target: Target) -> Survey:
-    """``slots``: boundaries whose norms are told; ``ids [V_d]``: the draft vocabulary, ``None``: all words."""
-    prompts, lengths, inside, generated = [], [], [], []
-    norms: dict[int, list[float]] = {slot: [] for slot in slots}
+def survey(dataset: Iterable[SampleStates], boundaries: Sequence[int], ids: Tensor | None, target: Target) -> Survey:
+    """``boundaries``: those whose norms are measured; ``ids [V_d]``: the draft vocabulary, ``None``: the target's."""
+    prompts, lengths, counts = [], [], []
+    norms: dict[int, list[float]] = {k: [] for k in boundaries}
     layouts: set[str] = set()
     at_hand: set[int] | None = None
     last, named = LastState(), True
@@ -46,16 +46,15 @@ def survey(dataset: Iterable[SampleStates], slots: Sequence[int], ids: Tensor | 
         sample = sample_states.sample
         prompts.append(sample.prompt_tokens)
         lengths.append(len(sample.input_ids))
-        words = coverage([sample.input_ids], [sample.loss_mask], ids)
-        inside.append(words.numerator or 0)
-        generated.append(words.denominator or 0)
+        counts.append(covered(sample.input_ids, sample.loss_mask, ids))
         at_hand = set(sample_states.states) if at_hand is None else at_hand & set(sample_states.states)
         named = named and (sample.states is None or sample.boundaries is not None)
         layouts.add(sample.layout or "ours")
-        for slot in norms.keys() & sample_states.states.keys():
-            norms[slot].append(float(sample_states.states[slot].float().square().mean(-1).sqrt().median()))
-        last.look(sample, target)
+        for k in norms.keys() & sample_states.states.keys():
+            norms[k].append(float(sample_states.states[k].float().square().mean(-1).sqrt().median()))
+        last.add(sample, target)
+    inside, generated = zip(*counts, strict=True)
     return Survey(
         tuple(prompts), tuple(lengths), rate(inside, generated), tuple(sorted(at_hand or ())), named,
-        tuple(sorted(layouts)), {slot: tuple(values) for slot, values in norms.items()}, last,
+        tuple(sorted(layouts)), {k: tuple(values) for k, values in norms.items()}, last,
     )  # fmt: skip
