@@ -23,7 +23,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
-def random_draft(layers: int = 1, slots: int = 3, biases: bool = False, seed: int = 0) -> Draft:
+def random_draft(layers: int = 1, aux_states: int = 3, biases: bool = False, seed: int = 0) -> Draft:
     """Random weights, norms too: a norm left at ones would hide a norm in the wrong place."""
     draw = torch.Generator().manual_seed(seed)
 
@@ -46,22 +46,24 @@ def random_draft(layers: int = 1, slots: int = 3, biases: bool = False, seed: in
         )  # fmt: skip
 
     return Draft(
-        fc=Linear(normal(WIDTH, slots * WIDTH)),
-        input_norm=norm(slots * WIDTH),
-        fc_norms=tuple(norm(WIDTH) for _ in range(slots)),
+        fc=Linear(normal(WIDTH, aux_states * WIDTH)),
+        input_norm=norm(aux_states * WIDTH),
+        fc_norms=tuple(norm(WIDTH) for _ in range(aux_states)),
         layers=tuple(layer(2 * WIDTH if i == 0 else WIDTH) for i in range(layers)),
         norm=norm(WIDTH),
         lm_head=normal(DRAFT_VOCAB, WIDTH),
         own_embedding=normal(VOCAB, WIDTH, scale=1.0),
         target_embedding=normal(VOCAB, WIDTH, scale=1.0),
         d2t=torch.arange(DRAFT_VOCAB) // 2,
-        num_aux_hidden_states=slots, head_dim=HEAD_DIM, eps=EPS, max_positions=256,
+        num_aux_hidden_states=aux_states, head_dim=HEAD_DIM, eps=EPS, max_positions=256,
     )  # fmt: skip
 
 
-def sample(slots: int = 3) -> tuple[Tensor, Tensor]:
+def sample(aux_states: int = 3) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(7)
-    states = torch.randn(TOKENS, slots, WIDTH, generator=draw) * torch.tensor([0.3, 2.0, 9.0, 5.0])[:slots, None]
+    states = (
+        torch.randn(TOKENS, aux_states, WIDTH, generator=draw) * torch.tensor([0.3, 2.0, 9.0, 5.0])[:aux_states, None]
+    )
     return states, torch.randint(VOCAB, (TOKENS,), generator=draw)
 
 
@@ -192,8 +194,8 @@ SPECULATORS = {
     "window": (CLASSIC.replace(window=9), {}),
     "llama3 rope": (CLASSIC.replace(rope_scaling=LLAMA3), {}),
     "yarn rope": (CLASSIC.replace(rope_scaling=YARN), {}),
-    "four slots": (CLASSIC.replace(boundaries=(0, 2, 3, 5)), {"slots": 4}),
-    "one slot": (CLASSIC.replace(boundaries=(4,)), {"slots": 1}),
+    "four aux states": (CLASSIC.replace(boundaries=(0, 2, 3, 5)), {"aux_states": 4}),
+    "one aux state": (CLASSIC.replace(boundaries=(4,)), {"aux_states": 1}),
 }
 
 

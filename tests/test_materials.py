@@ -18,9 +18,9 @@ TENSORS = Target(torch.ones(VOCAB, H), torch.ones(VOCAB, H), torch.ones(H), 1e-6
 
 def written(folder: Path, count: int, bad: tuple[int, ...] = ()) -> Path:
     for i in range(count):
-        slots = 2 if i in bad else 3
+        aux_states = 2 if i in bad else 3
         sample = Sample(
-            f"{i}", torch.arange(T) % VOCAB, torch.arange(T) >= 4, 4, None, torch.full((T, slots, H), float(i))
+            f"{i}", torch.arange(T) % VOCAB, torch.arange(T) >= 4, 4, None, torch.full((T, aux_states, H), float(i))
         )
         write_sample(folder / f"{i:03}.safetensors", sample)
     return folder

@@ -109,7 +109,7 @@ def test_trees_with_ancestor_keys_are_a_search_over_paths(wiring: Wiring, settin
         assert paths(found, row) == searched(setting, FIRST + row, draft, wiring, states, tokens)
 
 
-def test_keys_of_beam_slots_change_trees_from_depth_three_on() -> None:
+def test_keys_of_other_beams_change_trees_from_depth_three_on() -> None:
     """Held against the real engine in ``engine/test_demo.py``."""
     draft, states, tokens = made()
     for setting, same in (((2, 4, 9), True), ((4, 3, 12), False)):

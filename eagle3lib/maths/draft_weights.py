@@ -43,9 +43,6 @@ class Layer:
     An MLA layer has ``latent`` in the place of q, k and v.
     """
 
-    q_proj: Linear | None
-    k_proj: Linear | None
-    v_proj: Linear | None
     o_proj: Linear
     gate_proj: Tensor
     up_proj: Tensor
@@ -53,6 +50,9 @@ class Layer:
     post_attention_layernorm: Tensor
     input_layernorm: Tensor | None
     hidden_norm: Tensor | None
+    q_proj: Linear | None = None
+    k_proj: Linear | None = None
+    v_proj: Linear | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     latent: Latent | None = None
@@ -189,10 +189,9 @@ class _Tensors:
 def _layer(tensors: _Tensors, index: int, config: DraftConfig, latent: LatentShape | None) -> Layer:
     at, width = f"layers.{index}.", config.hidden_size
     wide = 2 * width if index == 0 else width
-    own = f"{at}self_attn."
-    attention = _heads(tensors, own, wide, config) if latent is None else _latent(tensors, own, wide, config, latent)
+    load = _heads if latent is None else _latent
     return Layer(
-        **attention,
+        **load(tensors, f"{at}self_attn.", wide, config),
         gate_proj=tensors.need(f"{at}mlp.gate_proj.weight", (None, width)),
         up_proj=tensors.need(f"{at}mlp.up_proj.weight", (None, width)),
         down_proj=tensors.need(f"{at}mlp.down_proj.weight", (width, None)),
@@ -214,29 +213,26 @@ def _heads(tensors: _Tensors, at: str, wide: int, config: DraftConfig) -> dict[s
     }
 
 
-def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig, g: LatentShape) -> dict[str, Any]:
-    """q and kv down projections come apart or, as engines hold them, as one; SGLang has no biases here."""
-    heads, q_out, kv_out = config.heads, config.heads * (g.nope + g.rope), g.kv_rank + g.rope
-    q_a_proj = q_a_layernorm = fused = None
+def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig) -> dict[str, Any]:
+    """q_a_proj and kv_a_proj come apart or, as engines hold them, as one; SGLang has no biases here."""
+    g, heads = config.latent, config.heads
+    q_out, kv_out = heads * (g.nope + g.rope), g.kv_rank + g.rope
+
+    def need(name: str, *shape: int) -> Tensor:
+        return tensors.need(f"{at}{name}.weight", shape)
+
     if g.q_rank is None:
-        q_b_proj = tensors.need(f"{at}q_proj.weight", (q_out, wide))
+        q = (None, None, need("q_proj", q_out, wide))
+        kv_a_proj = need("kv_a_proj_with_mqa", kv_out, wide)
     else:
         fused = tensors.get(f"{at}fused_qkv_a_proj_with_mqa.weight", (g.q_rank + kv_out, wide))
-        q_a_proj = tensors.need(f"{at}q_a_proj.weight", (g.q_rank, wide)) if fused is None else fused[: g.q_rank]
-        q_a_layernorm = tensors.need(f"{at}q_a_layernorm.weight", (g.q_rank,))
-        q_b_proj = tensors.need(f"{at}q_b_proj.weight", (q_out, g.q_rank))
-    kv_a_proj = tensors.need(f"{at}kv_a_proj_with_mqa.weight", (kv_out, wide)) if fused is None else fused[g.q_rank :]
-    latent = Latent(
-        q_a_proj=q_a_proj,
-        q_a_layernorm=q_a_layernorm,
-        q_b_proj=q_b_proj,
-        kv_a_proj=kv_a_proj,
-        kv_a_layernorm=tensors.need(f"{at}kv_a_layernorm.weight", (g.kv_rank,)),
-        kv_b_proj=tensors.need(f"{at}kv_b_proj.weight", (heads * (g.nope + g.value), g.kv_rank)),
-        shape=g,
-    )
-    o_proj = Linear(tensors.need(f"{at}o_proj.weight", (config.hidden_size, heads * g.value)))
-    return {"q_proj": None, "k_proj": None, "v_proj": None, "o_proj": o_proj, "latent": latent}
+        if fused is None:
+            q_a_proj, kv_a_proj = need("q_a_proj", g.q_rank, wide), need("kv_a_proj_with_mqa", kv_out, wide)
+        else:
+            q_a_proj, kv_a_proj = fused.split([g.q_rank, kv_out])
+        q = (q_a_proj, need("q_a_layernorm", g.q_rank), need("q_b_proj", q_out, g.q_rank))
+    kv = (kv_a_proj, need("kv_a_layernorm", g.kv_rank), need("kv_b_proj", heads * (g.nope + g.value), g.kv_rank))
+    return {"o_proj": Linear(need("o_proj", config.hidden_size, heads * g.value)), "latent": Latent(*q, *kv, g)}
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -15,13 +15,13 @@ class Wiring:
     Defaults are classic EAGLE-3 (Li et al. 2025, arXiv 2503.01840) as SGLang serves it.
     """
 
-    #: Target boundaries in the order of ``fc``'s column slots; -1 in no place: boundaries start at 0.
+    #: Target boundaries, from 0, of the aux states in the order in which ``fc`` reads them.
     boundaries: tuple[int, ...]
     #: State ``t`` is paired with the embedding of token ``t + 1 + shift``.
     shift: int = 0
     #: One RMS norm over the whole concatenation before ``fc`` (speculators ``norm_before_fc``).
     norm_before_fc: bool = False
-    #: One RMS norm per slot before ``fc`` (SpecForge, speculators ``fc_norm``).
+    #: One RMS norm per aux state before ``fc`` (SpecForge, speculators ``fc_norm``).
     fc_norm: bool = False
     #: The residual is the normed hidden state, not the raw one (speculators ``norm_before_residual``).
     norm_before_residual: bool = False
@@ -65,5 +65,5 @@ class Wiring:
 
 
 def default_boundaries(layers: int) -> tuple[int, int, int]:
-    """The three boundaries every trainer and engine takes when nobody says otherwise."""
+    """The three boundaries that every trainer and engine takes by default."""
     return 2, layers // 2, layers - 3
