@@ -29,7 +29,7 @@ from eagle3lib.maths.kernels import (
     rms_norm,
     rotary_tables,
 )
-from eagle3lib.maths.mla import yarn
+from eagle3lib.maths.mla import yarn_rope_scaling
 from eagle3lib.maths.vocabulary import embed, have, head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
@@ -189,7 +189,7 @@ def rotary(draft: Draft, wiring: Wiring, positions: Tensor) -> tuple[Tensor, Ten
     """Cosines and sines ``[P, D]`` at these positions; ``D`` is how much of a head is rotated."""
     latent, width, scaling = draft.layers[0].latent, draft.head_dim, wiring.rope_scaling
     if latent is not None:
-        width, scaling = latent.shape.rope, yarn(scaling)
+        width, scaling = latent.shape.rope, yarn_rope_scaling(scaling)
     return rotary_tables(wiring.rope_theta, scaling, width, positions, draft.max_positions)
 
 

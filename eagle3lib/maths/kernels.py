@@ -1,7 +1,7 @@
-"""The few functions a draft is made of. Pure; nothing here knows of checkpoints or wirings.
+"""The few functions that a draft is made of, without checkpoints or wirings.
 
 Rows are token positions of one conversation; there is no batch axis. Attention comes twice, with one
-signature: ``plain_chain_attention`` to be checked by eye, ``chain_attention`` to be used.
+signature: ``plain_chain_attention`` is easy to check, ``chain_attention`` is fast.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from eagle3lib.reading.latent import LatentShape
 
 @dataclass(frozen=True)
 class Latent:
-    """The projections of one layer; ``shape.nope`` values of a head's key do not turn, ``shape.rope`` values do.
+    """The projections of one layer; of a head's key ``shape.rope`` values are rotated, ``shape.nope`` are not.
 
     Without ``q_a_proj`` (``q_lora_rank`` null) ``q_b_proj`` reads the layer's input itself.
     """
@@ -40,8 +40,8 @@ class Latent:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries of all but the first ``skip`` rows, rotated keys and values of all rows of ``x [R, in]``.
 
-        All three are ``[rows, heads, max(nope + rope, value)]``, padded with zeros: attention then takes them as
-        it takes any heads, and since it scales by that width, the queries carry what makes the scale DeepSeek's.
+        All three are ``[rows, heads, max(nope + rope, value)]``, padded with zeros, so that any attention takes them.
+        It scales by that width; the queries are multiplied so that the scale is DeepSeek's.
         """
         g = self.shape
         wide = max(g.nope + g.rope, g.value)
@@ -55,11 +55,11 @@ class Latent:
         cos, sin = cos_sin
         rotated_q = self._rotate(q[..., g.nope :], cos[skip:], sin[skip:])
         rotated_k = self._rotate(shared[:, None], cos, sin).expand(-1, k.shape[1], -1)
-        q = torch.cat([q[..., : g.nope], rotated_q], -1) * (sharpness(scaling) * math.sqrt(wide / q.shape[-1]))
+        q = torch.cat([q[..., : g.nope], rotated_q], -1) * (yarn_softmax_scale(scaling) * math.sqrt(wide / q.shape[-1]))
         return _widen(q, wide), _widen(torch.cat([k, rotated_k], -1), wide), _widen(v, wide)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Pairs side by side become halves first, in q and k alike, so that their products stay the same."""
+        """Interleaved pairs are reordered to halves first, in q and k alike: their products stay the same."""
         if self.shape.interleaved:
             x = torch.cat([x[..., ::2], x[..., 1::2]], -1)
         return apply_rotary_pos_emb(x, cos, sin)
@@ -69,12 +69,12 @@ def _widen(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, width - x.shape[-1]))
 
 
-def yarn(scaling: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def yarn_rope_scaling(scaling: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """``scaling`` for transformers' YaRN tables, as SGLang reads it for MLA: whatever its type, it is YaRN.
 
     Source: ``DeepseekV2AttentionMLA.__init__`` (``rope_type``), ``DeepseekScalingRotaryEmbedding`` (amplitude).
     """
-    if _plain(scaling):
+    if _is_plain_rope(scaling):
         return None
     length = "original_max_position_embeddings"
     kept = {key: scaling[key] for key in ("beta_fast", "beta_slow", length) if scaling.get(key) is not None}
@@ -83,13 +83,13 @@ def yarn(scaling: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return kept | {"rope_type": "yarn", "factor": scaling.get("factor", 1.0), "attention_factor": amplitude}
 
 
-def sharpness(scaling: Mapping[str, Any] | None) -> float:
-    """What YaRN multiplies attention scores by: mscale squared (``compute_mla_mscale_scaling``)."""
-    off = _plain(scaling) or not scaling.get("apply_yarn_scaling", True) or not scaling.get("apply_scale", True)
+def yarn_softmax_scale(scaling: Mapping[str, Any] | None) -> float:
+    """The factor of YaRN on attention scores: mscale squared (``compute_mla_mscale_scaling``)."""
+    off = _is_plain_rope(scaling) or not scaling.get("apply_yarn_scaling", True) or not scaling.get("apply_scale", True)
     return 1.0 if off else _mscale(scaling, scaling.get("mscale_all_dim", 0)) ** 2
 
 
-def _plain(scaling: Mapping[str, Any] | None) -> bool:
+def _is_plain_rope(scaling: Mapping[str, Any] | None) -> bool:
     return not scaling or scaling.get("rope_type", scaling.get("type")) == "default"
 
 
