@@ -58,13 +58,12 @@ def depth_accuracy(requests: Sequence[DepthCounts]) -> list[DepthAccuracy]:
     starts = [request.starts for request in requests]
     if not sum(starts):
         raise InputError("samples", "no start with enough generated tokens after it", "longer samples")
-    table = []
-    for d in range(len(requests[0].teacher_forced)):
-        right = [request.teacher_forced[d] for request in requests]
-        prefix = [request.prefix_correct[d] for request in requests]
-        before = starts if d == 0 else [request.prefix_correct[d - 1] for request in requests]
-        table.append(DepthAccuracy(d + 1, rate(right, starts), rate(prefix, before), rate(prefix, starts)))
-    return table
+    right = zip(*(request.teacher_forced for request in requests), strict=True)
+    prefix = [starts, *zip(*(request.prefix_correct for request in requests), strict=True)]
+    return [
+        DepthAccuracy(d, rate(counts, starts), rate(prefix[d], prefix[d - 1]), rate(prefix[d], starts))
+        for d, counts in enumerate(right, 1)
+    ]
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def trainer_counts(
     """Numerators and denominators ``[depths]`` of one sample under a trainer's definition.
 
     ``chains`` must hold every start whose tokens the mask counts. Unlike our own, each depth has its own starts,
-    and what is right is what the target would say there, not what the conversation says.
+    and right is what the target's argmax is there, not the token of the conversation.
     """
     if definition not in DEFINITIONS:
         raise InputError("definition", definition, f"one of {sorted(DEFINITIONS)}")

@@ -17,7 +17,7 @@ from eagle3lib.measuring.sample_states import SampleStates
 @dataclass(frozen=True)
 class Survey:
     """``prompts`` and ``lengths``: tokens of each sample. ``coverage``: of the generated tokens, those that the draft
-    vocabulary has. ``boundaries``: at hand in every sample; ``named``: no file leaves open which they are.
+    vocabulary has. ``boundaries``: those that every sample has; ``named``: every file says which they are.
     ``norms``: by boundary, the root-mean-square of a typical (median) row of each sample.
     """
 
@@ -40,14 +40,14 @@ def survey(dataset: Iterable[SampleStates], boundaries: Sequence[int], ids: Tens
     prompts, lengths, counts = [], [], []
     norms: dict[int, list[float]] = {k: [] for k in boundaries}
     layouts: set[str] = set()
-    at_hand: set[int] | None = None
+    common: set[int] | None = None
     last, named = LastState(), True
     for sample_states in dataset:
         sample = sample_states.sample
         prompts.append(sample.prompt_tokens)
         lengths.append(len(sample.input_ids))
         counts.append(covered(sample.input_ids, sample.loss_mask, ids))
-        at_hand = set(sample_states.states) if at_hand is None else at_hand & set(sample_states.states)
+        common = set(sample_states.states) if common is None else common & set(sample_states.states)
         named = named and (sample.states is None or sample.boundaries is not None)
         layouts.add(sample.layout or "ours")
         for k in norms.keys() & sample_states.states.keys():
@@ -55,6 +55,6 @@ def survey(dataset: Iterable[SampleStates], boundaries: Sequence[int], ids: Tens
         last.add(sample, target)
     inside, generated = zip(*counts, strict=True)
     return Survey(
-        tuple(prompts), tuple(lengths), rate(inside, generated), tuple(sorted(at_hand or ())), named,
+        tuple(prompts), tuple(lengths), rate(inside, generated), tuple(sorted(common or ())), named,
         tuple(sorted(layouts)), {k: tuple(values) for k, values in norms.items()}, last,
     )  # fmt: skip
