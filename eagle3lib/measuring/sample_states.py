@@ -33,7 +33,7 @@ class SampleStates:
         """
         by_boundary = dict(zip(boundaries, states.unbind(1), strict=True))
         if embedding is not None:
-            by_boundary.setdefault(0, embedding[sample.input_ids].to(states.dtype))
+            by_boundary.setdefault(0, embedding[sample.input_ids].to(states))
         return cls(sample, by_boundary)
 
     def stack(self, boundaries: Sequence[int]) -> Tensor:
