@@ -24,7 +24,7 @@ import yaml
 
 from eagle3lib.engine.client import save_responses
 from eagle3lib.engine.server import Server
-from eagle3lib.engine.setting import served_under
+from eagle3lib.engine.setting import with_settings
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft, forward
@@ -32,14 +32,14 @@ from eagle3lib.maths.target import Target
 from eagle3lib.maths.trees import build_tree
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.acceptance import from_report
-from eagle3lib.measuring.forecast import setting_forecast
+from eagle3lib.measuring.prediction import predict
 from eagle3lib.measuring.sample_states import SampleStates, StatesDataset
-from eagle3lib.measuring.served import forecast_served
+from eagle3lib.measuring.served import predict_reports
 from eagle3lib.reading.engine_reports import read_engine_reports
 from eagle3lib.reading.launch import Launch
-from eagle3lib.reading.points import Setting
 from eagle3lib.reading.prompts import Prompt, read_prompts
 from eagle3lib.reading.samples import read_samples
+from eagle3lib.reading.setting import Setting
 
 DEMO = Path(__file__).resolve().parents[1] / "data" / "demo"
 sys.path.insert(0, str(DEMO))
@@ -51,7 +51,7 @@ def measure(row: str, prompts: list[Prompt], tokens: int, folder: Path, target: 
     """One row of the table: serve, predict, compare; and what differs, in words."""
     setup, words = row.split("/", 1)
     num_steps, topk, budget = (int(part) for part in words.split("/"))
-    setting = (num_steps, topk, budget)
+    setting = Setting(num_steps, topk, budget)
     draft = Path(shutil.copytree(DEMO / "draft", folder / "draft"))
     if setup == "incident":
         shutil.copy(DEMO / "incident" / "config.json", draft / "config.json")
@@ -63,24 +63,24 @@ def measure(row: str, prompts: list[Prompt], tokens: int, folder: Path, target: 
         started = time.perf_counter()
         save_responses(server.ask(prompts, max_new_tokens=tokens), folder / "served" / "responses.jsonl")
         serving = time.perf_counter() - started
-    reports = served_under(read_engine_reports(folder / "served"), setting, "")
+    reports = with_settings(read_engine_reports(folder / "served"), setting, "")
     opened = Target.open(target, cache=folder.parent / "states")
     wiring = inspect(draft, target, launch.render({})).runnable_wiring
     loaded = Draft.load(draft, opened.embedding)
-    (found,) = forecast_served(reports, folder / "served", loaded, wiring, opened)
+    (found,) = predict_reports(reports, loaded, wiring, opened)
     served = from_report(reports[0])
 
     samples = read_samples(folder / "served" / "responses.jsonl")
     dataset = list(StatesDataset(samples, opened, wiring.boundaries))
     started = time.perf_counter()
-    forecasts = [setting_forecast(loaded, wiring, sample_states, setting) for sample_states in dataset]
+    predictions = [predict(loaded, wiring, sample_states, setting) for sample_states in dataset]
     predicting = time.perf_counter() - started
-    proposed = (sum(len(each.runs) for each in forecasts) * (budget - 1), (served.verify_steps or 0) * (budget - 1))
+    proposed = (sum(len(each.runs) for each in predictions) * (budget - 1), (served.verify_steps or 0) * (budget - 1))
     speeds = [count / seconds for count, seconds in zip(proposed, (predicting, serving), strict=True)]
     differing = [
-        f"request {each.request}, start {each.start}: predicted {each.predicted}, served {each.served}, "
-        f"gap {gap(loaded, wiring, dataset[each.request], setting, each.start, min(each.predicted, each.served)):.2g}"
-        for each in found.agreement.mismatches
+        f"request {request}, start {start}: predicted {predicted}, served {accepted}, "
+        f"gap {gap(loaded, wiring, dataset[request], setting, start, min(predicted, accepted)):.2g}"
+        for request, start, predicted, accepted in map(dict.values, found.agreement.mismatches)
     ]
     return {
         "setting": row,

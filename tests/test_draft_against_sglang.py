@@ -15,13 +15,16 @@ from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.forecast import BEYOND, agreement, continued, setting_forecast
+from eagle3lib.measuring.prediction import BEYOND, continued, predict
 from eagle3lib.measuring.replay import STAGES, replay
 from eagle3lib.measuring.sample_states import sample_states
+from eagle3lib.measuring.served import agreement
 from eagle3lib.reading.captures import read_capture
+from eagle3lib.reading.engine_reports import RequestReport
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.prompts import Prompt
 from eagle3lib.reading.samples import Sample
+from eagle3lib.reading.setting import Setting
 from tests.engine.test_server import LAUNCH
 from tests.tiny import tiny_draft, tiny_target
 
@@ -96,15 +99,15 @@ def test_stages_and_steps_are_the_engine_s(name: str, target, tmp_path: Path) ->
         ids = torch.tensor(response.input_ids + response.output_ids)
         prompt = len(response.input_ids)
         samples.append(Sample("r", ids, torch.arange(len(ids)) >= prompt, prompt))
-    forecasts = [
-        setting_forecast(
-            draft, wiring, sample_states(sample, target, wiring.boundaries),
-            (STEPS, 1, STEPS + 1), BEYOND,
-        )
+    setting = Setting(STEPS, 1, STEPS + 1)
+    predictions = [
+        predict(draft, wiring, sample_states(sample, target, wiring.boundaries), setting, BEYOND)
         for sample in continued(samples, target)
-    ]  # fmt: skip
-    walks = [forecast.walk for forecast in forecasts]
-    found = agreement(forecasts, [(response.accepted_per_step, response.histogram) for response in responses])
-    assert all(walk.complete for walk in walks) and found.left_out == 0
-    assert found.equal == found.steps == sum(len(walk.accepted) for walk in walks)
-    assert len({accepted for walk in walks for accepted in walk.accepted}) >= 3, "accepted counts that differ"
+    ]
+    reports = [RequestReport(response.histogram, steps=response.accepted_per_step) for response in responses]
+    found = agreement(predictions, reports)
+    assert all(each.steps.complete for each in predictions) and found.left_out == 0
+    assert found.equal == found.steps == sum(len(each.steps.accepted) for each in predictions)
+    assert len({accepted for each in predictions for accepted in each.steps.accepted}) >= 3, (
+        "accepted counts that differ"
+    )

@@ -15,8 +15,8 @@ from eagle3lib.maths.target import Target
 from eagle3lib.maths.tree_chances import node_chances
 from eagle3lib.maths.trees import Trees, build_tree
 from eagle3lib.maths.vocabulary import target_ids
-from eagle3lib.measuring.evaluation import sample_walk
 from eagle3lib.measuring.expected import expected, expected_histogram, rejection, target_only
+from eagle3lib.measuring.prediction import verify_sample
 from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.reading.samples import Sample
 from tests.test_trees import FIRST, VOCAB, WIDTH, WIRINGS, chances, made
@@ -61,7 +61,7 @@ def test_node_chances_are_what_the_target_says_along_each_path(pair: tuple[Path,
 def test_at_temperature_zero_it_is_the_greedy_walk(pair: tuple[Path, Path, Tensor], setting: tuple[int, ...]) -> None:
     target, _, tokens = pair
     trees = grown(pair, setting, tokens)
-    walk = sample_walk(conversation(tokens), trees.starts, trees.runs)
+    walk = verify_sample(conversation(tokens), trees.starts, trees.runs)
     assert counted(pair, setting, tokens, 1e-5) == pytest.approx(walk.histogram(setting[0]), abs=1e-3)
     assert len(walk.accepted) > 8
 
@@ -80,7 +80,7 @@ def test_over_sampled_conversations_it_is_what_their_walks_accept(
     differences, accepted, steps = [], 0.0, 0
     for said in drawn:
         trees = grown(pair, setting, said)
-        walk = sample_walk(conversation(said), trees.starts, trees.runs)
+        walk = verify_sample(conversation(said), trees.starts, trees.runs)
         predicted = counted(pair, setting, said, 0.9)
         assert sum(predicted) == pytest.approx(len(walk.accepted), rel=1e-4)
         differences.append(sum(j * count for j, count in enumerate(predicted)) - sum(walk.accepted))

@@ -15,13 +15,15 @@ from eagle3lib.findings.breakdown_rules import (
     ceiling_findings,
     length_findings,
     report_sides,
-    trail_sides,
+    step_sides,
 )
 from eagle3lib.findings.gap import gap
 from eagle3lib.findings.mode_rules import mode_findings
 from eagle3lib.measuring.acceptance import Acceptance, from_histograms, from_report
-from eagle3lib.measuring.trails import Step, Trail
+from eagle3lib.measuring.steps import concatenated
 from eagle3lib.reading.engine_reports import EngineReport, RequestReport
+from eagle3lib.reading.setting import Setting
+from tests.test_steps import request
 
 USUAL = (0.6, 0.55, 0.5)
 #: Flags of SGLang 0.5.23 that make another experiment of a run.
@@ -43,14 +45,6 @@ def histogram(accepted: Sequence[int]) -> tuple[int, ...]:
     return tuple(np.bincount(accepted, minlength=4).tolist())
 
 
-def trail(accepted: Sequence[int], prompt: int, category: str | None = None) -> Trail:
-    at, found = prompt + 1, []
-    for count in accepted:
-        found.append(Step(count, at, not found))
-        at += count + 1
-    return Trail("x", tuple(found), 3, prompt, category)
-
-
 def report(name: str, histograms: Sequence[Sequence[int]], **flags: object) -> EngineReport:
     requests = [
         RequestReport(tuple(h), sum(h), proposed=3 * sum(h), prompt_tokens=20 + i) for i, h in enumerate(histograms)
@@ -70,16 +64,16 @@ def alarms(draw: np.random.Generator, requests: int, each: int) -> int:
     """
     healthy = [steps(draw, USUAL, each, 0.1) for _ in range(requests)]
     again = [steps(draw, USUAL, each, 0.1) for _ in range(requests)]
-    trails = [trail(s, int(draw.integers(20, 4000)), "abcd"[i % 4]) for i, s in enumerate(healthy)]
+    table = concatenated([request(s, int(draw.integers(20, 4000)), "abcd"[i % 4]) for i, s in enumerate(healthy)])
     predicted, served = [histogram(s) for s in again], [histogram(s) for s in healthy]
     counted = sum(map(np.array, served))
     whole = Acceptance("x", "engine", "", int(counted.sum()), tuple(counted.tolist()))
     found = [
         *prediction_findings("x", [histogram(rounded(draw, s)) for s in healthy], served),
-        *length_findings("x", trail_sides(trails, LIMIT.tokens), LIMIT),
-        *category_findings("x", trails),
+        *length_findings("x", *step_sides(table, LIMIT.tokens), LIMIT),
+        *category_findings("x", table),
         *mode_findings([report("a", predicted, tp_size=1), report("b", served, tp_size=2)]),
-        *ceiling_findings(whole, (3, 1, 4), 4),
+        *ceiling_findings(whole, Setting(3, 1, 4), 4),
     ]
     return sum(finding.severity != "note" for finding in found)
 
@@ -144,30 +138,32 @@ def test_a_fall_beyond_the_drafts_positions_is_a_length_hit() -> None:
         for a, p in zip(accepted, prompts, strict=True)
     ]
     by_total = report_sides(EngineReport("x", "histogram", tuple(requests)), 2048)
-    in_order = trail_sides([trail(a, p) for a, p in zip(accepted, prompts, strict=True)], 2048)
+    in_order = step_sides(concatenated([request(a, p) for a, p in zip(accepted, prompts, strict=True)]), 2048)
     for sides in (by_total, in_order):
-        [finding] = length_findings("server", sides, LIMIT)
+        [finding] = length_findings("server", *sides, LIMIT)
         assert (finding.kind, finding.severity) == ("context.length", "warning") and "length hit" in finding.evidence
-    [finding] = length_findings("server", in_order, Limit(2048, "attention.window", "window trained 2048, served None"))
+    [finding] = length_findings(
+        "server", *in_order, Limit(2048, "attention.window", "window trained 2048, served None")
+    )
     assert (finding.kind, finding.severity) == ("attention.window", "error")
-    assert length_findings("server", in_order[:5], LIMIT) == []  # nothing lies beyond
+    assert length_findings("server", *(side.head(5) for side in in_order), LIMIT) == []  # nothing lies beyond
 
 
 def test_one_poor_kind_of_request_is_named() -> None:
     draw = np.random.default_rng(3)
     poor = (0.2, 0.2, 0.2)
-    trails = [trail(steps(draw, poor if i % 3 else USUAL, 60), 50, "chat" if i % 3 else "code") for i in range(30)]
-    assert category_findings("x", trails)[0].subject == "x: chat"
-    everywhere = [trail(steps(draw, poor, 60), 50, "ab"[i % 2]) for i in range(30)]
-    assert category_findings("x", everywhere) == []  # poor everywhere is no domain
+    chat = [request(steps(draw, poor if i % 3 else USUAL, 60), 50, "chat" if i % 3 else "code") for i in range(30)]
+    assert category_findings("x", concatenated(chat))[0].subject == "x: chat"
+    everywhere = [request(steps(draw, poor, 60), 50, "ab"[i % 2]) for i in range(30)]
+    assert category_findings("x", concatenated(everywhere)) == []  # poor everywhere is no domain
 
 
 def test_a_ceiling_lower_than_the_draft_tokens_asked_for_is_named() -> None:
     served = from_histograms("x", "engine", "", [(40, 60)])
     for num_steps in (1, None):
-        [finding] = ceiling_findings(served, (num_steps, 1, None), 16)
+        [finding] = ceiling_findings(served, Setting(num_steps, 1), 16)
         assert finding.kind == "flags.steps_tokens" and "none of 100" in finding.evidence
-    assert ceiling_findings(served, (1, 8, 9), 16) == [] == ceiling_findings(served, (1, 1, 2), None)
+    assert ceiling_findings(served, Setting(1, 8, 9), 16) == [] == ceiling_findings(served, Setting(1, 1, 2), None)
 
 
 def test_runs_that_differ_by_one_flag_are_compared_and_others_not() -> None:
@@ -202,7 +198,7 @@ def test_tokens_and_steps_of_a_request(counts: dict[str, object]) -> None:
     assert request.counted == (20, 11)
     assert from_report(EngineReport("x", request.form, (request,))).accept_length.value == 20 / 11
     stated = RequestReport(stated={"accept_length": 2.0}, prompt_tokens=5)
-    assert stated.counted is None and report_sides(EngineReport("x", "average", (stated,)), 3) == []
+    assert stated.counted is None and report_sides(EngineReport("x", "average", (stated,)), 3)[0].empty
 
 
 def from_log(length: float, **flags: object) -> EngineReport:

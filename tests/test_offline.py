@@ -11,21 +11,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3lib.engine.client import Response, save_responses
-from eagle3lib.engine.setting import agreed, served_under
+from eagle3lib.engine.setting import common_setting, with_settings
 from eagle3lib.errors import InputError
 from eagle3lib.findings.acceptance_rules import prediction_findings, report_findings
 from eagle3lib.findings.breakdown import break_down
 from eagle3lib.findings.offline import Pair, open_pair, predict_served, read_wiring
 from eagle3lib.maths.target import Target
-from eagle3lib.measuring.forecast import continued, setting_forecast
+from eagle3lib.measuring.prediction import continued, predict
 from eagle3lib.measuring.sample_states import sample_states
-from eagle3lib.measuring.served import served_requests
 from eagle3lib.reading.engine_reports import read_engine_reports
 from eagle3lib.reading.samples import Sample
+from eagle3lib.reading.setting import Setting
 from tests.tiny import tiny_draft, tiny_target
 
 PROMPTS = [list(range(5 + i, 15 + i)) for i in range(6)]
-SETTINGS = ((1, 1, 2), (3, 1, 4), (5, 1, 6))
+CHAIN = Setting(3, 1, 4)
+SETTINGS = (Setting(1, 1, 2), CHAIN, Setting(5, 1, 6))
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +49,11 @@ def samples(path: Path, said: list[list[int]], lengths: list[int]) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("setting", [(3, 1, 4), (3, 4, 8)], ids=str)
+@pytest.mark.parametrize("setting", [CHAIN, Setting(3, 4, 8)], ids=str)
 @pytest.mark.parametrize("rule", ["greedy", "target-only", "rejection"])
 @pytest.mark.parametrize("lengths", [[1] * 4, [2] * 4, [6] * 4, [8] * 4, [9] * 4, [40, 1, 2, 3]], ids=str)
 def test_replies_of_any_length_are_predicted_or_left_out_with_the_reason(
-    pair: tuple, tmp_path: Path, lengths: list[int], rule: str, setting: tuple[int, int, int]
+    pair: tuple, tmp_path: Path, lengths: list[int], rule: str, setting: Setting
 ) -> None:
     made = replace(pair[0], rule=rule)
     if rule == "rejection" and setting[1] > 1:
@@ -74,28 +75,28 @@ def test_reports_are_each_predicted_under_their_own_setting(pair: tuple, tmp_pat
         responses = []
         for i, sample in enumerate(longer):
             states = sample_states(sample, made.target, made.wiring.boundaries)
-            walk = setting_forecast(made.draft, made.wiring, states, setting, 16).walk
-            counts = list(walk.histogram(setting[0]))
+            steps = predict(made.draft, made.wiring, states, setting, 16).steps
+            counts = list(steps.histogram(setting.num_steps))
             meta = {
                 "completion_tokens": 60, "spec_verify_ct": sum(counts), "spec_correct_drafts_histogram": counts,
             }  # fmt: skip
-            responses.append(Response(i, tuple(PROMPTS[i]), tuple(said[i]), meta, 1.0, None, walk.accepted))
+            responses.append(Response(i, tuple(PROMPTS[i]), tuple(said[i]), meta, 1.0, None, steps.accepted))
         name = f"steps{setting[0]}"
         save_responses(responses, tmp_path / f"{name}.jsonl")
         flags = "--speculative-num-steps {} --speculative-eagle-topk {} --speculative-num-draft-tokens {}"
         line = f"python -m sglang.launch_server --model-path t --speculative-algorithm EAGLE3 {flags.format(*setting)}"
         (tmp_path / f"{name}.launch.txt").write_text(line)
-    reports = served_under(read_engine_reports(tmp_path), (3, 1, 4), "")
+    reports = with_settings(read_engine_reports(tmp_path), CHAIN, "")
     assert [report.setting for report in reports] == list(SETTINGS)
-    assert agreed((None, None, None), reports[:1]) == SETTINGS[0] and agreed((3, 1, 4), reports[:1]) == (3, 1, 4)
-    assert agreed((None, None, None), reports) == (None, None, None)
-    forecasts, why = predict_served(made, reports, str(tmp_path))
-    assert why == "" and all(each.agreement.equal == each.agreement.steps > 50 for each in forecasts)
+    assert common_setting(Setting(), reports[:1]) == SETTINGS[0] and common_setting(CHAIN, reports[:1]) == CHAIN
+    assert common_setting(Setting(), reports) == Setting()
+    predictions, why = predict_served(made, reports)
+    assert why == "" and all(each.agreement.equal == each.agreement.steps > 50 for each in predictions)
     findings = [finding for report in reports for finding in report_findings(report)]
-    for each in forecasts:
+    for each in predictions:
         findings += prediction_findings(each.source, each.predicted_histograms, each.served_histograms)
     assert findings == []
-    wirings = read_wiring(made, reports, str(tmp_path), 0.0, lambda share, words: None)
+    wirings = read_wiring(made, reports, 0.0, lambda share, words: None)
     assert {each.answer for each in wirings} == {"as configured"}
 
 
@@ -108,8 +109,8 @@ def test_a_request_that_gave_nothing_takes_none_of_the_others_along(pair: tuple,
         responses.append(Response(i, tuple(PROMPTS[i]), tuple(pair[1][i][:n]), meta, 1.0, None, steps))
     save_responses(responses, tmp_path / "r.jsonl")
     (report,) = read_engine_reports(tmp_path / "r.jsonl")
-    found = served_requests(report, tmp_path / "r.jsonl")
-    assert [sample.input_ids[:10].tolist() for _, sample in found] == [PROMPTS[0], PROMPTS[2]]
+    found = report.with_tokens(64)
+    assert [request.sample.input_ids[:10].tolist() for request in found] == [PROMPTS[0], PROMPTS[2]]
 
 
 @pytest.fixture
@@ -138,17 +139,17 @@ def test_without_a_draft_vocabulary_the_targets_head_speaks(pair: tuple, broken:
     lost = [f.kind for f in made.inspection.findings if f.kind == "vocab.head_mismatch"]
     assert lost == (["vocab.head_mismatch"] if own == "random" else [])
     path = samples(broken / "s.jsonl", pair[1], [40] * 4)
-    whole = break_down(pair[0], path, (3, 1, 4)).settings[3, 1, 4]  # that draft's own head is the target's
-    assert break_down(made, path, (3, 1, 4)).settings[3, 1, 4] == whole
+    whole = break_down(pair[0], path, CHAIN).settings[CHAIN]  # that draft's own head is the target's
+    assert break_down(made, path, CHAIN).settings[CHAIN] == whole
 
 
 def test_a_map_of_another_length_than_the_head_is_one_clear_error(pair: tuple, broken: Path) -> None:
     rewrite(broken, d2t=torch.zeros(40, dtype=torch.long))
     made = opened(broken)
-    found = break_down(made, samples(broken / "s.jsonl", pair[1], [40] * 4), (3, 1, 4))
+    found = break_down(made, samples(broken / "s.jsonl", pair[1], [40] * 4), CHAIN)
     assert "40 entries" in found.left_out and "64" in found.left_out
     with pytest.raises(InputError, match="one for each row of the head"):
-        setting_forecast(made.draft, made.wiring, next(iter(made.dataset(str(broken / "s.jsonl")))), (3, 4, 8))
+        predict(made.draft, made.wiring, next(iter(made.dataset(str(broken / "s.jsonl")))), Setting(3, 4, 8))
 
 
 def test_a_token_beyond_the_vocabulary_leaves_out_that_request_and_says_so(pair: tuple, tmp_path: Path) -> None:
@@ -159,10 +160,10 @@ def test_a_token_beyond_the_vocabulary_leaves_out_that_request_and_says_so(pair:
         meta = {"completion_tokens": 40, "spec_verify_ct": 39, "spec_correct_drafts_histogram": [39, 0, 0, 0]}
         responses.append(Response(i, tuple(PROMPTS[i]), words, meta, 1.0, None, (0,) * 39))
     save_responses(responses, tmp_path / "r.jsonl")
-    reports = served_under(read_engine_reports(tmp_path / "r.jsonl"), (3, 1, 4), "")
-    (found,), why = predict_served(made, reports, str(tmp_path / "r.jsonl"))
+    reports = with_settings(read_engine_reports(tmp_path / "r.jsonl"), CHAIN, "")
+    (found,), why = predict_served(made, reports)
     assert found.left_out == 1 and "1 of r.jsonl" in why
-    _, why = predict_served(made, served_under(reports, (None, None, None), ""), str(tmp_path / "r.jsonl"))
+    _, why = predict_served(made, with_settings(reports, Setting(), ""))
     assert "num_steps is not known" in why
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle3lib.engine.setting import served_under
+from eagle3lib.engine.setting import with_settings
 from eagle3lib.errors import InputError
 from eagle3lib.findings.served_rules import served_findings
 from eagle3lib.maths.draft import Draft
@@ -26,17 +26,18 @@ from eagle3lib.maths.draft_weights import Linear
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring import served_match
-from eagle3lib.measuring.forecast import Forecast, Setting, setting_forecast
+from eagle3lib.measuring.prediction import Prediction, predict
 from eagle3lib.measuring.sample_states import SampleStates
-from eagle3lib.measuring.served_match import Fit, Match, Response, match
-from eagle3lib.measuring.served_wiring import ServedWiring, _ranked, find_wiring, served_wiring
-from eagle3lib.reading.engine_reports import read_engine_reports
+from eagle3lib.measuring.served_match import Fit, Match, match
+from eagle3lib.measuring.served_wiring import Response, ServedWiring, _ranked, find_wiring, served_wiring
+from eagle3lib.reading.engine_reports import RequestReport, read_engine_reports
+from eagle3lib.reading.setting import Setting
 from tests.test_wiring_search import BOUNDARIES, CONFIGURED, planted
 
 SERVED = Path(__file__).parent / "data" / "served"
 DEMO = Path(__file__).resolve().parents[1] / "data" / "demo"
 TRAINED = Wiring(boundaries=(0, 3, 16), rope_theta=1e5)
-SETTING = (3, 1, 4)
+SETTING = Setting(3, 1, 4)
 SLOW = pytest.mark.engine  # starts none, but takes as long
 
 
@@ -45,9 +46,15 @@ def answered(served: Wiring, ordered: bool = True, trained: Wiring | None = None
     draft, dataset = planted(trained or served, noise=1.0)
     responses = []
     for sample_states in dataset:
-        walk = setting_forecast(draft, served, sample_states, SETTING).walk
-        responses.append(Response(sample_states, walk.accepted if ordered else None, walk.histogram(SETTING[0])))
+        steps = predict(draft, served, sample_states, SETTING).steps
+        responses.append((sample_states, request(steps.accepted, ordered)))
     return draft, responses
+
+
+def request(steps: Sequence[int], ordered: bool, num_steps: int = 3) -> RequestReport:
+    """What an engine says of a request that took these steps."""
+    counts = tuple(steps.count(n) for n in range(num_steps + 1))
+    return RequestReport(counts, steps=tuple(steps) if ordered else None)
 
 
 def kinds(found: ServedWiring, layers: int = BOUNDARIES - 1) -> list[tuple[str, str]]:
@@ -84,7 +91,7 @@ def test_a_layer_off_the_trained_one_is_found_in_order() -> None:
 
 def test_what_nothing_explains_is_said() -> None:
     draft, responses = answered(CONFIGURED)
-    other = [replace(a, steps=b.steps, histogram=b.histogram) for a, b in zip(responses, responses[1:], strict=False)]
+    other = [(states, said) for (states, _), (_, said) in zip(responses, responses[1:], strict=False)]
     found = find_wiring("made", draft, CONFIGURED, other, SETTING)
     assert found.answer == "none" and found.words().startswith("No wiring tried")
     assert kinds(found) == [("acceptance.unexplained", "note")]
@@ -93,7 +100,7 @@ def test_what_nothing_explains_is_said() -> None:
 def test_where_nothing_is_accepted_nothing_is_said() -> None:
     """Any wiring that predicts badly would explain it."""
     draft, responses = answered(CONFIGURED)
-    floor = [replace(r, steps=(0,) * 77, histogram=(77,)) for r in responses]
+    floor = [(states, RequestReport((77,), steps=(0,) * 77)) for states, _ in responses]
     found = find_wiring("made", draft, CONFIGURED, floor, SETTING)
     assert found.answer == "none" and {severity for _, severity in kinds(found)} <= {"note"}
 
@@ -116,18 +123,20 @@ def test_one_bare_histogram_is_never_sure() -> None:
 
 def test_a_rounding_slip_of_the_configured_wiring_is_no_finding() -> None:
     draft, responses = answered(CONFIGURED)
-    slip = replace(responses[0], steps=(responses[0].steps[0] ^ 1, *responses[0].steps[1:]))
-    found = find_wiring("made", draft, CONFIGURED, [slip, *responses[1:]], SETTING)
+    (states, said), *others = responses
+    slip = replace(said, steps=(said.steps[0] ^ 1, *said.steps[1:]))
+    found = find_wiring("made", draft, CONFIGURED, [(states, slip), *others], SETTING)
     assert "error" not in dict(kinds(found)).values()
 
 
-@pytest.mark.parametrize("setting", [(1, 1, 2), (8, 1, 9), (3, 4, 8)])
-def test_any_setting_matches_itself(setting: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("setting", [Setting(1, 1, 2), Setting(8, 1, 9), Setting(3, 4, 8)])
+def test_any_setting_matches_itself(setting: Setting) -> None:
     draft, dataset = planted(CONFIGURED, noise=1.0)
     for sample_states in dataset[:2]:
-        walk = setting_forecast(draft, CONFIGURED, sample_states, setting).walk
-        for steps in (walk.accepted, None):
-            same = match(draft, CONFIGURED, Response(sample_states, steps, walk.histogram(setting[0])), setting)
+        steps = predict(draft, CONFIGURED, sample_states, setting).steps
+        for ordered in (True, False):
+            said = request(steps.accepted, ordered, setting.num_steps)
+            same = match(draft, CONFIGURED, sample_states, said, setting)
             assert same.missed == 0 and same.told == same.telling > 0
 
 
@@ -170,20 +179,20 @@ def test_slips_at_random_neither_make_nor_hide_an_error(
 ) -> None:
     """1 to 3 % of the steps flipped, each moving all that follow; attention counts, so that RoPE bases differ a little.
 
-    The forecasts of a wiring are the same whatever was served, so they are made once.
+    The predictions of a wiring are the same whatever was served, so they are made once.
     """
     draft, dataset = planted(served, noise=1.0)
     o = Linear(torch.randn(draft.layers[0].o_proj.weight.shape, generator=torch.Generator().manual_seed(0)))
     draft = replace(draft, layers=(replace(draft.layers[0], o_proj=o),))
-    made: dict[tuple[object, ...], Forecast] = {}
+    made: dict[tuple[object, ...], Prediction] = {}
 
-    def once(draft: Draft, wiring: Wiring, sample_states: SampleStates, setting: Setting) -> Forecast:
+    def once(draft: Draft, wiring: Wiring, sample_states: SampleStates, setting: Setting) -> Prediction:
         key = (wiring, sample_states.sample.name, setting)
         if key not in made:
-            made[key] = setting_forecast(draft, wiring, sample_states, setting)
+            made[key] = predict(draft, wiring, sample_states, setting)
         return made[key]
 
-    monkeypatch.setattr(served_match, "setting_forecast", once)
+    monkeypatch.setattr(served_match, "predict", once)
     named = 0
     seeds = 40 if served == CONFIGURED else 12
     for seed in range(seeds):
@@ -192,8 +201,7 @@ def test_slips_at_random_neither_make_nor_hide_an_error(
         responses = []
         for sample_states in dataset:
             steps = flipped(once(draft, served, sample_states, SETTING).runs, share, draw)
-            counts = tuple(steps.count(n) for n in range(SETTING[0] + 1))
-            responses.append(Response(sample_states, steps if ordered else None, counts))
+            responses.append((sample_states, request(steps, ordered)))
         found = find_wiring("made", draft, CONFIGURED, responses, SETTING)
         errors = [kind for kind, severity in kinds(found) if severity == "error"]
         assert served != CONFIGURED or not errors, found.words()
@@ -238,10 +246,10 @@ def test_what_sglang_served_is_found_without_being_told(
 ) -> None:
     draft, target = pair
     path = SERVED / f"{name}.jsonl"
-    reports = served_under(read_engine_reports(path), SETTING, "")
+    reports = with_settings(read_engine_reports(path), SETTING, "")
     if not ordered:
         reports = [replace(each, requests=tuple(replace(r, steps=None) for r in each.requests)) for each in reports]
-    (found,) = served_wiring(reports, path, draft, TRAINED, target)
+    (found,) = served_wiring(reports, draft, TRAINED, target)
     assert found.best.change == change
     assert found.best.exact.denominator == 8
     assert found.best.exact.numerator >= (7 if "bfloat16" in name else 8), found.words()

@@ -200,7 +200,7 @@ def measured(draw: np.random.Generator, chances: list[float], copied: Evaluation
     for number, chance in enumerate(chances):
         steps = np.cumprod(draw.random((40, 3)) < chance, axis=1).sum(axis=1)
         if copied:
-            steps = np.where(draw.random(40) < 0.8, copied.requests[number].walks[0].accepted, steps)
+            steps = np.where(draw.random(40) < 0.8, copied.requests[number].steps[0].accepted, steps)
         walk = VerifySteps(tuple(steps.tolist()), tuple(range(40)), True)
         right = tuple(int((steps > depth).sum()) for depth in range(3))
         requests.append(Request(str(number), None, DepthCounts(40, right, right), (walk,) * 3))

@@ -15,8 +15,9 @@ from eagle3lib.engine.speculation import SETTING_FLAGS
 from eagle3lib.errors import InputError
 from eagle3lib.measuring.acceptance import from_histograms
 from eagle3lib.reading.launch import SETTING, Launch
-from eagle3lib.reading.points import OFF, Point, Setting
+from eagle3lib.reading.points import Point
 from eagle3lib.reading.prompts import Prompt
+from eagle3lib.reading.setting import OFF, Setting
 
 
 def run_sweep(

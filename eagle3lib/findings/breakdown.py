@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from eagle3lib.errors import InputError
@@ -16,17 +17,16 @@ from eagle3lib.findings.rule import Inspection
 from eagle3lib.findings.wiring_rules import accuracy_findings, coverage_findings
 from eagle3lib.maths.draft import Chains
 from eagle3lib.maths.vocabulary import target_ids
-from eagle3lib.measuring.acceptance import Acceptance, from_histograms
+from eagle3lib.measuring.acceptance import Acceptance, from_predictions, from_setting
 from eagle3lib.measuring.accuracy import coverage
-from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate, sample_walk
+from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
 from eagle3lib.measuring.expected import Rule, expected
-from eagle3lib.measuring.forecast import predicted, setting_forecast
-from eagle3lib.measuring.prediction import VerifySteps, accept_counts
+from eagle3lib.measuring.prediction import VerifySteps, accept_counts, predict, verify_sample
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.sample_states import SampleStates
-from eagle3lib.measuring.trails import Trail, from_walk
-from eagle3lib.reading.points import Setting
+from eagle3lib.measuring.steps import predicted_steps
 from eagle3lib.reading.samples import Sample
+from eagle3lib.reading.setting import Setting
 from eagle3lib.reading.token_kinds import INSIDE, OUTSIDE, decoder, kind_of
 
 #: Chains of 1 to so many steps come out of one forward pass.
@@ -37,13 +37,13 @@ MOST_STEPS = 8
 class Breakdown:
     """Of the samples, predicted; empty where that needs something that was not given.
 
-    ``sources``: the setting in force, and what is to be set beside it. ``settings``: accept length by
-    ``(num_steps, topk, num_draft_tokens)``, all that was computed. ``ceiling``: what a draft would reach that is right
+    ``sources``: the setting in force, and what is to be set beside it. ``steps``: as ``measuring.steps`` has them.
+    ``settings``: accept length by setting, all that was computed. ``ceiling``: what a draft would reach that is right
     whenever its vocabulary has the token. ``kind``: of a token id. ``left_out``: why there is nothing.
     """
 
     sources: tuple[Acceptance, ...] = ()
-    trails: tuple[Trail, ...] = ()
+    steps: pd.DataFrame = field(default_factory=lambda: predicted_steps([], 0))
     settings: Mapping[Setting, Rate] = field(default_factory=dict)
     ceiling: Acceptance | None = None
     coverage: Rate | None = None
@@ -67,86 +67,73 @@ def break_down(
     try:
         ids = target_ids(pair.draft, pair.wiring)
         kind = _kinds(pair.target.folder, ids)
-        told = [] if not samples else [
-            _predict(pair, each, setting, temperature)
-            for each in watch(pair.dataset(samples), "samples, every number of steps")
-        ]  # fmt: skip
+        dataset = watch(pair.dataset(samples), "samples, every number of steps") if samples else ()
+        requests = [_predict(pair, each, setting, temperature) for each in dataset]
     except InputError as error:
         return Breakdown(left_out=f"The samples are not predicted. {error}")
-    if not told:
-        return Breakdown(kind=kind)
-    if not any(each.walk.accepted for each in told):
-        return Breakdown(
-            kind=kind, left_out="The samples are not predicted: no reply is long enough for a verify step."
-        )
-    num_steps, spoken = setting[0], [each.sample for each in told]
-    missing = coverage([s.input_ids for s in spoken], [s.loss_mask for s in spoken], ids)
-    trails = tuple(from_walk(each.walk, each.sample, num_steps) for each in told)
-    chains = Evaluation(tuple(each.chains for each in told))
-    settings = {
-        (steps, 1, steps + 1): chains.accept_length(steps) for steps in range(1, max(MOST_STEPS, num_steps) + 1)
-    }
-    settings[setting] = rate(*accept_counts([each.walk for each in told]))
-    ceiling = None if ids is None else _ceiling(spoken, ids, num_steps)
-    found = (*coverage_findings(missing), *_undertrained(pair.inspection, chains))
-    unfinished = sum(not each.walk.complete for each in told)
-    why = next((each.why for each in told if each.why), "")
+    if not any(each.steps.accepted for each in requests):
+        short = "The samples are not predicted: no reply is long enough for a verify step."
+        return Breakdown(kind=kind, left_out=short if requests else "")
+    num_steps, conversations = setting.num_steps, [each.sample for each in requests]
+    missing = coverage([s.input_ids for s in conversations], [s.loss_mask for s in conversations], ids)
+    chains = Evaluation(tuple(each.chains for each in requests))
+    settings = {Setting(n, 1, n + 1): chains.accept_length(n) for n in range(1, max(MOST_STEPS, num_steps) + 1)}
+    settings[setting] = rate(*accept_counts([each.steps for each in requests]))
     return Breakdown(
-        _sources(told, setting, temperature, pair.rule),
-        trails,
-        settings,
-        ceiling,
-        missing,
-        kind,
-        found,
-        unfinished,
-        why,
+        sources=_sources(requests, setting, temperature, pair.rule),
+        steps=predicted_steps(((each.steps, each.sample) for each in requests), num_steps),
+        settings=settings,
+        ceiling=None if ids is None else _ceiling(conversations, ids, num_steps),
+        coverage=missing,
+        kind=kind,
+        findings=(*coverage_findings(missing), *_undertrained(pair.inspection, chains)),
+        unfinished=sum(not each.steps.complete for each in requests),
+        left_out=next((each.why for each in requests if each.why), ""),
     )
 
 
 @dataclass(frozen=True)
-class _Told:
-    """One sample: its chains of every length, the walk of the setting in force, and what stands beside it."""
+class _Predicted:
+    """One sample: its chains of every length, the steps of the setting in force, and what stands beside them.
+
+    ``textbook``: of a tree whose nodes attend to their own chains. ``why``: there is no expectation.
+    """
 
     sample: Sample
     chains: Request
-    walk: VerifySteps
+    steps: VerifySteps
     textbook: VerifySteps | None
     expected: tuple[float, ...]
-    why: str  #: there is no expectation
+    why: str
 
 
-def _predict(pair: Pair, made: SampleStates, setting: Setting, temperature: float) -> _Told:
-    draft, wiring = pair.draft, pair.wiring
-    chains = evaluate(draft, wiring, made.sample, made.stack(wiring.boundaries), max(MOST_STEPS, setting[0]))
-    walk, textbook, counts, why = chains.walks[setting[0] - 1], None, (), ""
-    if setting[1] > 1:
-        walk = setting_forecast(draft, wiring, made, setting).walk
-        textbook = setting_forecast(draft, wiring, made, setting, ancestors=True).walk
+def _predict(pair: Pair, made: SampleStates, setting: Setting, temperature: float) -> _Predicted:
+    draft, wiring, num_steps = pair.draft, pair.wiring, setting.num_steps
+    chains = evaluate(draft, wiring, made.sample, made.stack(wiring.boundaries), max(MOST_STEPS, num_steps))
+    steps, textbook, counts, why = chains.steps[num_steps - 1], None, (), ""
+    if setting.topk > 1:
+        steps = predict(draft, wiring, made, setting).steps
+        textbook = predict(draft, wiring, made, setting, ancestors=True).steps
     if temperature and pair.rule != "greedy":
         try:
             counts = expected(draft, wiring, made, pair.target, setting, temperature, pair.rule)
         except InputError as error:
             why = f"What to expect at temperature {temperature:g} is left out. {error}"
     bare = replace(made.sample, states=None, last_hidden_state=None)  # a hundred conversations' are too many to hold
-    return _Told(bare, chains, walk, textbook, counts, why)
+    return _Predicted(bare, chains, steps, textbook, counts, why)
 
 
-def _sources(told: Sequence[_Told], setting: Setting, temperature: float, rule: Rule) -> tuple[Acceptance, ...]:
-    made = [predicted([each.walk for each in told], setting, "predicted for the samples")]
-    if setting[1] > 1:
-        textbook = [each.textbook for each in told if each.textbook]
-        made.append(predicted(textbook, setting, "what if: keys of true ancestors"))
-    if all(each.expected for each in told) and any(sum(each.expected) for each in told):
-        num_steps, topk, num_draft_tokens = setting
-        made.append(
-            from_histograms(
-                f"expected at temperature {temperature:g}", "offline",
-                f"{rule} sampling, expectation along the samples' tokens; bonus token included",
-                [each.expected for each in told],
-                num_steps=num_steps, num_draft_tokens=num_steps + 1 if topk == 1 else num_draft_tokens,
-            )
-        )  # fmt: skip
+def _sources(
+    requests: Sequence[_Predicted], setting: Setting, temperature: float, rule: Rule
+) -> tuple[Acceptance, ...]:
+    made = [from_predictions([each.steps for each in requests], setting, "predicted for the samples")]
+    if setting.topk > 1:
+        textbook = [each.textbook for each in requests if each.textbook]
+        made.append(from_predictions(textbook, setting, "what if: keys of true ancestors"))
+    if all(each.expected for each in requests) and any(sum(each.expected) for each in requests):
+        definition = f"{rule} sampling, expectation along the samples' tokens; bonus token included"
+        counts = [each.expected for each in requests]
+        made.append(from_setting(f"expected at temperature {temperature:g}", definition, counts, setting))
     return tuple(made)
 
 
@@ -166,21 +153,21 @@ def _kinds(target: str | Path, ids: torch.Tensor | None) -> Callable[[int], str]
     return kind
 
 
-def _ceiling(samples: Sequence[Sample], ids: torch.Tensor, num_steps: int) -> Acceptance | None:
-    """The walk of a draft that proposes the true token wherever its vocabulary has it; ``None`` without a step."""
-    histograms = []
+def _ceiling(samples: Iterable[Sample], ids: torch.Tensor, num_steps: int) -> Acceptance | None:
+    """What a draft accepts that proposes the true token wherever its vocabulary has it; ``None`` without a step."""
+    steps = []
     for sample in samples:
         tokens = sample.input_ids
         starts = torch.arange(sample.prompt_tokens - 1, len(tokens) - 1)
         ahead = (starts + 1 + torch.arange(1, num_steps + 1)[:, None]).clamp(max=len(tokens) - 1)  # [steps, S]
         proposed = torch.where(torch.isin(tokens, ids.cpu()), tokens, -1)[ahead]
         chains = Chains(proposed, starts, torch.zeros(proposed.shape))
-        walk = sample_walk(sample, starts, partial(chains.runs, num_steps=num_steps))
-        histograms.append(walk.histogram(num_steps))
-    if not any(map(sum, histograms)):  # replies that end within their first step
+        steps.append(verify_sample(sample, starts, partial(chains.runs, num_steps=num_steps)))
+    if not any(each.accepted for each in steps):  # replies that end within their first step
         return None
     definition = "right whenever the draft vocabulary has the token"
-    return from_histograms("vocabulary ceiling", "offline", definition, histograms, num_steps=num_steps)
+    histograms = [each.histogram(num_steps) for each in steps]
+    return from_setting("vocabulary ceiling", definition, histograms, Setting(num_steps))
 
 
 def _undertrained(inspection: Inspection, chains: Evaluation) -> list[Finding]:

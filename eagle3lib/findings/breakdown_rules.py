@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.rule import Inspection
 from eagle3lib.measuring.acceptance import Acceptance
 from eagle3lib.measuring.rates import Difference, paired_difference
 from eagle3lib.measuring.significance import is_significant
-from eagle3lib.measuring.trails import Trail
+from eagle3lib.measuring.steps import per_request
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import Launch
-from eagle3lib.reading.points import Asked
+from eagle3lib.reading.setting import Setting
 
 #: A fall below this share of the rest is left to the texts.
 SMALL_FALL = 0.1
@@ -49,61 +51,55 @@ def limits(inspection: Inspection) -> list[Limit]:
 
 
 def dependence_findings(
-    offline: Sequence[Trail], served: Mapping[str, Sequence[Trail]], reports: Sequence[EngineReport],
-    known: Sequence[Limit],
-) -> list[Finding]:  # fmt: skip
+    offline: pd.DataFrame, served: Mapping[str, pd.DataFrame], reports: Sequence[EngineReport], known: Sequence[Limit]
+) -> list[Finding]:
     """Length and category, of the samples' predicted steps and of every report; steps in order where they are known."""
     found = category_findings("predicted for the samples", offline)
-    for name, trails in served.items():
-        found += category_findings(name, trails)
+    for name, steps in served.items():
+        found += category_findings(name, steps)
     for limit in known:
-        found += length_findings("predicted for the samples", trail_sides(offline, limit.tokens), limit)
+        found += length_findings("predicted for the samples", *step_sides(offline, limit.tokens), limit)
         for report in reports:
-            trails = served.get(report.source)
-            sides = trail_sides(trails, limit.tokens) if trails else report_sides(report, limit.tokens)
-            found += length_findings(report.source, sides, limit)
+            steps = served.get(report.source)
+            ordered = steps is not None and len(steps)
+            sides = step_sides(steps, limit.tokens) if ordered else report_sides(report, limit.tokens)
+            found += length_findings(report.source, *sides, limit)
     return found
 
 
-#: (tokens given, verify steps) of one request on one side of a length.
-_Side = tuple[int, int]
+def step_sides(steps: pd.DataFrame, tokens: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Of each request, tokens given and verify steps (``per_request``) within ``tokens`` and beyond."""
+    beyond = steps["at"] >= tokens
+    return per_request(steps, ~beyond), per_request(steps, beyond)
 
 
-def trail_sides(trails: Sequence[Trail], tokens: int) -> list[tuple[_Side, _Side]]:
-    """Each request's steps within ``tokens`` and beyond."""
-
-    def side(trail: Trail, beyond: bool) -> _Side:
-        steps = [step.accepted for step in trail.steps if (step.at >= tokens) == beyond]
-        return sum(steps) + len(steps), len(steps)
-
-    return [(side(trail, False), side(trail, True)) for trail in trails]
-
-
-def report_sides(report: EngineReport, tokens: int) -> list[tuple[_Side, _Side]]:
-    """As :func:`trail_sides` where only totals are known: requests that end within, and prompts that start beyond."""
-    found = []
+def report_sides(report: EngineReport, tokens: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """As :func:`step_sides` where only totals are known: requests that end within, and prompts that start beyond."""
+    near, far, nothing = [], [], (0, 0)
     for request in report.measured:
         prompt, counted = request.prompt_tokens, request.counted
         if prompt is None or counted is None:
             continue
         if prompt >= tokens:
-            found.append(((0, 0), counted))
+            near, far = [*near, nothing], [*far, counted]
         elif prompt + (request.completion_tokens or counted[0]) <= tokens:
-            found.append((counted, (0, 0)))
-    return found
+            near, far = [*near, counted], [*far, nothing]
+    return pd.DataFrame(near, columns=("tokens", "steps")), pd.DataFrame(far, columns=("tokens", "steps"))
 
 
-def length_findings(source: str, sides: Sequence[tuple[_Side, _Side]], limit: Limit) -> list[Finding]:
-    """``context.length`` or ``attention.window``: a length hit, acceptance falls beyond ``limit``."""
-    near, near_steps = [side[0][0] for side in sides], [side[0][1] for side in sides]
-    far, far_steps = [side[1][0] for side in sides], [side[1][1] for side in sides]
-    requests = min(sum(map(bool, near_steps)), sum(map(bool, far_steps)))
+def length_findings(source: str, near: pd.DataFrame, far: pd.DataFrame, limit: Limit) -> list[Finding]:
+    """``context.length`` or ``attention.window``: a length hit, acceptance falls beyond ``limit``.
+
+    ``near`` and ``far``: tokens given and verify steps of the same requests on either side of it.
+    """
+    requests = int(min((near["steps"] > 0).sum(), (far["steps"] > 0).sum()))
     if requests < LEAST_REQUESTS:
         return []
-    usual, beyond = sum(near) / sum(near_steps), sum(far) / sum(far_steps)
+    far_steps, all_steps = far["steps"].sum(), near["steps"].sum() + far["steps"].sum()
+    usual, beyond = near["tokens"].sum() / near["steps"].sum(), far["tokens"].sum() / far_steps
     if beyond > (1 - SMALL_FALL) * usual:
         return []
-    found = paired_difference(far, far_steps, near, near_steps)
+    found = paired_difference(far["tokens"], far["steps"], near["tokens"], near["steps"])
     if not is_significant(found, requests):
         return []
     window = limit.kind == "attention.window"
@@ -113,8 +109,7 @@ def length_findings(source: str, sides: Sequence[tuple[_Side, _Side]], limit: Li
             "error" if window else "warning",
             source,
             f"A length hit: accept length {usual:.2f} up to {limit.tokens} tokens ({limit.name}), "
-            f"{beyond:.2f} beyond: {_span(found)}, {sum(far_steps)} of "
-            f"{sum(near_steps) + sum(far_steps)} verify steps lie beyond.",
+            f"{beyond:.2f} beyond: {_span(found)}, {far_steps} of {all_steps} verify steps lie beyond.",
             "Drafts past that length are mostly wasted: long requests may be slower than without speculation.",
             "Serve the draft with the window it was trained with."
             if window
@@ -123,30 +118,29 @@ def length_findings(source: str, sides: Sequence[tuple[_Side, _Side]], limit: Li
     ]
 
 
-def category_findings(source: str, trails: Sequence[Trail]) -> list[Finding]:
+def category_findings(source: str, steps: pd.DataFrame) -> list[Finding]:
     """``quality.domain``: a kind of request whose steps seldom accept a first draft while the others' do."""
-    labels = sorted({trail.category for trail in trails if trail.category})
+    labels = sorted(filter(None, steps["category"].unique()))
     found = []
     for label in labels:
-        own = [trail.category == label for trail in trails]
-        right = [sum(step.accepted > 0 for step in trail.steps) for trail in trails]
-        steps = [len(trail.steps) for trail in trails]
-        here, here_steps = _only(right, own), _only(steps, own)
-        rest, rest_steps = _only(right, [not o for o in own]), _only(steps, [not o for o in own])
-        if min(sum(map(bool, here_steps)), sum(map(bool, rest_steps))) < LEAST_REQUESTS:
+        own = steps["category"] == label
+        here, rest = per_request(steps, own), per_request(steps, ~own)
+        requests = int(min((here["steps"] > 0).sum(), (rest["steps"] > 0).sum()))
+        if requests < LEAST_REQUESTS:
             continue
-        low, usual = sum(here) / sum(here_steps), sum(rest) / sum(rest_steps)
+        here_steps, rest_steps = here["steps"].sum(), rest["steps"].sum()
+        low, usual = here["right"].sum() / here_steps, rest["right"].sum() / rest_steps
         if usual < POOR_STEP or low >= min(POOR_STEP, POOR_SHARE * usual):
             continue
-        fall = paired_difference(here, here_steps, rest, rest_steps)
-        if is_significant(fall, min(sum(map(bool, here_steps)), sum(map(bool, rest_steps))), len(labels)):
+        fall = paired_difference(here["right"], here["steps"], rest["right"], rest["steps"])
+        if is_significant(fall, requests, len(labels)):
             found.append(
                 Finding(
                     "quality.domain",
                     "warning",
                     f"{source}: {label}",
-                    f"The first draft is accepted in {low:.0%} of {sum(here_steps)} verify steps of {label}, in "
-                    f"{usual:.0%} of the others' {sum(rest_steps)}: {_span(fall)}.",
+                    f"The first draft is accepted in {low:.0%} of {here_steps} verify steps of {label}, in "
+                    f"{usual:.0%} of the others' {rest_steps}: {_span(fall)}.",
                     "The draft is fed rightly, or the others would fall too: it has seen too little text of this kind.",
                     f"Train it on more text like {label}, or serve such requests without speculation.",
                 )
@@ -154,11 +148,7 @@ def category_findings(source: str, trails: Sequence[Trail]) -> list[Finding]:
     return found
 
 
-def _only(counts: Sequence[int], chosen: Sequence[bool]) -> list[int]:
-    return [count if mine else 0 for count, mine in zip(counts, chosen, strict=True)]
-
-
-def asked_tokens(report: EngineReport, launch: str, num_draft_tokens: int) -> int | None:
+def requested_tokens(report: EngineReport, launch: str, num_draft_tokens: int) -> int | None:
     """The draft tokens that somebody asked for, before the engine's own changes."""
     own = report.flags.get("speculative_num_draft_tokens")
     if isinstance(own, int):
@@ -166,7 +156,7 @@ def asked_tokens(report: EngineReport, launch: str, num_draft_tokens: int) -> in
     return num_draft_tokens or Launch.parse(launch).integer("speculative_num_draft_tokens")
 
 
-def ceiling_findings(served: Acceptance, setting: Asked, asked: int | None) -> list[Finding]:
+def ceiling_findings(served: Acceptance, setting: Setting, asked: int | None) -> list[Finding]:
     """``flags.steps_tokens``: steps end lower than the draft tokens that were asked for let one expect."""
     histogram, (num_steps, topk, _) = served.histogram or (), setting
     deepest = max((accepted for accepted, steps in enumerate(histogram) if steps), default=0)

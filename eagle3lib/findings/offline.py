@@ -17,7 +17,7 @@ from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.expected import Rule
 from eagle3lib.measuring.sample_states import Progress, StatesDataset
-from eagle3lib.measuring.served import ServedForecast, forecast_served, known_setting
+from eagle3lib.measuring.served import ServedPrediction, predict_reports
 from eagle3lib.measuring.served_wiring import ServedWiring, served_wiring
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import Launch
@@ -71,8 +71,8 @@ def _rule(launch: Launch) -> Rule:
 
 
 def predict_served(
-    pair: Pair | str, reports: Sequence[EngineReport], path: str, temperature: float = 0.0
-) -> tuple[tuple[ServedForecast, ...], str]:
+    pair: Pair | str, reports: Sequence[EngineReport], temperature: float = 0.0
+) -> tuple[tuple[ServedPrediction, ...], str]:
     """What was served, predicted from its own tokens; and why not.
 
     Above temperature 0 that holds under the target-only rule too, where a rejected draft is never drawn.
@@ -82,11 +82,11 @@ def predict_served(
     if temperature and pair.rule == "rejection":
         return (), "The served requests are not predicted: under rejection sampling the draft's draws decide."
     try:
-        found = forecast_served(reports, path, pair.draft, pair.wiring, pair.target)
+        found = predict_reports(reports, pair.draft, pair.wiring, pair.target)
     except InputError as error:
         return (), f"The served requests are not predicted. {error}"
     if not found:
-        known = any(known_setting(report) for report in reports)
+        known = any(report.setting.resolved() for report in reports)
         lacks = "no report gives their token ids" if known else "num_steps is not known: give it, or launch"
         return (), f"The served requests are not predicted: {lacks}."
     dropped = [f"{each.left_out} of {each.source}" for each in found if each.left_out]
@@ -94,16 +94,13 @@ def predict_served(
 
 
 def read_wiring(
-    pair: Pair | str, reports: Sequence[EngineReport], path: str, temperature: float, progress: Progress,
-) -> list[ServedWiring]:  # fmt: skip
+    pair: Pair | str, reports: Sequence[EngineReport], temperature: float, progress: Progress
+) -> list[ServedWiring]:
     """The prediction turned round: the wiring under which it is what was served; nothing where it cannot be told."""
     if isinstance(pair, str) or not reports or (temperature and pair.rule == "rejection"):
         return []
     ids, bases = pair.inspection.draft.aux_ids, [pair.inspection.target.rope.theta]
     try:
-        return served_wiring(
-            reports, path, pair.draft, pair.wiring, pair.target,
-            ids=ids, bases=bases, progress=progress,
-        )  # fmt: skip
+        return served_wiring(reports, pair.draft, pair.wiring, pair.target, ids=ids, bases=bases, progress=progress)
     except InputError:  # said of the prediction already, which needs the same
         return []

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eagle3lib.findings.breakdown_rules import SMALL_FALL, Limit, category_findings, length_findings, trail_sides
+import pandas as pd
+
+from eagle3lib.findings.breakdown_rules import SMALL_FALL, Limit, category_findings, length_findings, step_sides
 from eagle3lib.findings.finding import Finding
 from eagle3lib.measuring.evaluation import Evaluation
 from eagle3lib.measuring.last_state import LastState
 from eagle3lib.measuring.rates import Rate, rate, unpaired_difference
 from eagle3lib.measuring.significance import is_significant
+from eagle3lib.measuring.steps import predicted_steps
 from eagle3lib.measuring.survey import Survey
-from eagle3lib.measuring.trails import Trail, from_walk
 from eagle3lib.measuring.wiring_search import GOOD_FIRST
 
 
-def trails(evaluation: Evaluation, num_steps: int) -> list[Trail]:
-    """The walks with their places in the conversation."""
-    pairs = zip(evaluation.walks(num_steps), evaluation.requests, strict=True)
-    return [from_walk(walk, request, num_steps) for walk, request in pairs]
+def evaluated_steps(evaluation: Evaluation, num_steps: int) -> pd.DataFrame:
+    """The verify steps with their places in the conversation, as ``measuring.steps`` has them."""
+    return predicted_steps(zip(evaluation.steps(num_steps), evaluation.requests, strict=True), num_steps)
 
 
 def kind_findings(evaluation: Evaluation, num_steps: int) -> list[Finding]:
     """``quality.domain``: a category of the samples that is predicted poorly while the others are not."""
-    return category_findings("samples", trails(evaluation, num_steps))
+    return category_findings("samples", evaluated_steps(evaluation, num_steps))
 
 
 def traffic_findings(
@@ -37,18 +38,18 @@ def traffic_findings(
     first = own.depths()[0].conditional
     if first.value is None or first.value < GOOD_FIRST or here.value is None or usual.value is None:
         return []
-    sides = trail_sides(trails(served, num_steps), samples.longest)
+    near, far = step_sides(evaluated_steps(served, num_steps), samples.longest)
     limit = Limit(samples.longest, "context.length", "the longest of the samples")
-    longer = length_findings("traffic", sides, limit)
-    near = rate([side[0][0] for side in sides], [side[0][1] for side in sides])
-    compared = here if near.value is None or not longer else near
+    longer = length_findings("traffic", near, far, limit)
+    within = rate(near["tokens"], near["steps"])
+    compared = here if within.value is None or not longer else within
     fewer = min(len(own.requests), len(served.requests))
     if (
         not is_significant(unpaired_difference(compared, usual), fewer)
         or compared.value > (1 - SMALL_FALL) * usual.value
     ):
         return longer
-    beyond = near.value is None
+    beyond = within.value is None
     return longer + [
         Finding(
             "context.length" if beyond else "quality.domain",

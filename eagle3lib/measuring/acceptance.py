@@ -19,8 +19,10 @@ from itertools import pairwise, zip_longest
 from typing import Any, Literal
 
 from eagle3lib.errors import InputError
+from eagle3lib.measuring.prediction import VerifySteps
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.reading.engine_reports import EngineReport, RequestReport
+from eagle3lib.reading.setting import Setting
 from eagle3lib.reading.training_reports import TrainingReport
 
 Kind = Literal["offline", "training", "engine"]
@@ -101,6 +103,19 @@ def from_histograms(
         conditional=tuple(rate(right, before) if any(before) else None for before, right in pairwise(depths)),
         **_pooled(accepted, list(depths[0]), num_draft_tokens),
     )
+
+
+def from_predictions(steps: Sequence[VerifySteps], setting: Setting, source: str = "offline prediction") -> Acceptance:
+    """Predicted verify steps, one entry a request, as one source to be set beside an engine's."""
+    definition = "walk of the verify steps that greedy serving takes; bonus token included"
+    return from_setting(source, definition, [each.histogram(setting.num_steps) for each in steps], setting)
+
+
+def from_setting(source: str, definition: str, histograms: Sequence[Histogram], setting: Setting) -> Acceptance:
+    """Offline histograms under ``setting``; a chain's proposed drafts are its steps."""
+    num_steps, topk, num_draft_tokens = setting
+    budget = num_steps + 1 if topk == 1 else num_draft_tokens
+    return from_histograms(source, "offline", definition, histograms, num_steps=num_steps, num_draft_tokens=budget)
 
 
 def from_report(report: EngineReport) -> Acceptance:

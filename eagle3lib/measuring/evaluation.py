@@ -1,8 +1,8 @@
-"""One draft under one wiring on many conversations: accuracy per depth and the walk of verify steps."""
+"""One draft under one wiring on many conversations: accuracy per depth and the verify steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,7 +20,7 @@ from eagle3lib.measuring.accuracy import (
     depth_counts,
     trainer_counts,
 )
-from eagle3lib.measuring.prediction import VerifySteps, accept_counts, simulate_verify
+from eagle3lib.measuring.prediction import VerifySteps, accept_counts, verify_sample
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.reading.samples import Sample
@@ -37,7 +37,7 @@ class Request:
     name: str
     category: str | None
     counts: DepthCounts
-    walks: tuple[VerifySteps, ...]
+    steps: tuple[VerifySteps, ...]
     prompt_tokens: int = 1
     trainers: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
@@ -51,12 +51,12 @@ class Evaluation:
     def depths(self) -> list[DepthAccuracy]:
         return depth_accuracy([request.counts for request in self.requests])
 
-    def walks(self, num_steps: int) -> list[VerifySteps]:
-        return [request.walks[num_steps - 1] for request in self.requests]
+    def steps(self, num_steps: int) -> list[VerifySteps]:
+        return [request.steps[num_steps - 1] for request in self.requests]
 
     def accept_length(self, num_steps: int) -> Rate:
         """Tokens a verify step, the bonus token counted."""
-        return rate(*accept_counts(self.walks(num_steps)))
+        return rate(*accept_counts(self.steps(num_steps)))
 
     def trainers(self) -> dict[str, list[Rate]]:
         """Each trainer's own accuracy at depths 1 and on; empty where no request has it."""
@@ -91,10 +91,8 @@ def evaluate(
         chains, proposed=chains.proposed[:, own], starts=chains.starts[own], margins=chains.margins[:, own]
     )
     counts = depth_counts(chains, sample.input_ids, mask)
-    walks = [
-        sample_walk(sample, chains.starts, partial(chains.runs, num_steps=steps)) for steps in range(1, depths + 1)
-    ]
-    return Request(sample.name, sample.category, counts, tuple(walks), sample.prompt_tokens, trainers)
+    steps = tuple(verify_sample(sample, chains.starts, partial(chains.runs, num_steps=n)) for n in range(1, depths + 1))
+    return Request(sample.name, sample.category, counts, steps, sample.prompt_tokens, trainers)
 
 
 def evaluate_all(
@@ -106,27 +104,3 @@ def evaluate_all(
         evaluate(draft, wiring, own.sample, own.stack(wiring.boundaries), depths, said=teach(own))
         for own in dataset
     ))  # fmt: skip
-
-
-def sample_walk(
-    sample: Sample, starts: Tensor, runs: Callable[[Tensor], tuple[Tensor, Tensor]], beyond: int = 0
-) -> VerifySteps:
-    """The steps of all replies of a conversation.
-
-    ``runs(tokens)``: what each of ``starts`` would accept where the conversation ends with ``tokens``, and whether
-    that is sure; see ``Chains.runs`` and ``Trees.runs``. ``beyond``: as in ``setting_forecast``.
-    """
-    first, parts, offsets = int(starts[0]), [], []
-    for begin, end in sample.replies:
-        here = slice(begin - 1 - first, end - 1 - first)  # the starts that know a token of this reply
-        accepted, sure = runs(sample.input_ids[:end])
-        outputs = end - begin - (beyond if end == len(sample.input_ids) else 0)
-        parts.append(simulate_verify(accepted[here], sure[here], outputs))
-        offsets.append(here.start)
-    return _join(parts, offsets)
-
-
-def _join(parts: Sequence[VerifySteps], offsets: Sequence[int]) -> VerifySteps:
-    accepted = tuple(n for part in parts for n in part.accepted)
-    starts = tuple(at + offset for part, offset in zip(parts, offsets, strict=True) for at in part.starts)
-    return VerifySteps(accepted, starts, all(part.complete for part in parts))

@@ -28,9 +28,9 @@ from eagle3lib.maths.tree_chances import node_chances
 from eagle3lib.maths.trees import Trees, build_tree
 from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.evaluation import sample_walk
+from eagle3lib.measuring.prediction import verify_sample
 from eagle3lib.measuring.sample_states import SampleStates
-from eagle3lib.reading.points import Setting
+from eagle3lib.reading.setting import Setting
 
 Rule = Literal["target-only", "rejection", "greedy"]
 
@@ -49,8 +49,8 @@ def expected(
     if rule == "target-only":
         trees = build_tree(draft, wiring, states, sample.input_ids, setting, first)
         at_least = target_only(trees, node_chances(target, sample.input_ids, trees, temperature), num_steps)
-        walk = sample_walk(sample, trees.starts, trees.runs)
-        return tuple(_exactly(at_least)[list(walk.starts)].sum(0).tolist())
+        steps = verify_sample(sample, trees.starts, trees.runs)
+        return tuple(_exactly(at_least)[list(steps.starts)].sum(0).tolist())
     last = target.states(sample.input_ids)[:, -1]
     at_least = rejection(draft, wiring, states, sample.input_ids, last, target, temperature, num_steps, first)
     counts = [

@@ -13,11 +13,12 @@ from typing import Any
 
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.forecast import Forecast, setting_forecast
+from eagle3lib.measuring.prediction import Prediction, predict
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.measuring.wiring_candidates import describe
-from eagle3lib.reading.points import Setting
+from eagle3lib.reading.engine_reports import RequestReport
+from eagle3lib.reading.setting import Setting
 
 #: A wiring fits when it predicts this share of the telling steps, but for as many as rounding to bfloat16 costs: one
 #: verify step in a hundred, which is much where a draft is so poor that few are telling.
@@ -32,20 +33,6 @@ FACTOR, LEAD = 3, 10
 #: the difference in misses, d a response, must be ``SURE`` of its standard errors: sum(d) >= SURE * sqrt(sum(d * d)),
 #: which takes SURE**2 = 4 responses at least (Cauchy-Schwarz).
 SURE = 2
-
-
-@dataclass(frozen=True)
-class Response:
-    """A finished request: ``steps``, drafts accepted in each verify step where their order is known, and histogram."""
-
-    sample_states: SampleStates
-    steps: tuple[int, ...] | None
-    histogram: tuple[int, ...]
-
-    @property
-    def accepting(self) -> int:
-        """Verify steps that accepted a draft."""
-        return sum(self.histogram[1:])
 
 
 @dataclass(frozen=True)
@@ -127,28 +114,30 @@ class Fit:
         return {"change": self.change, "boundaries": self.wiring.boundaries, **rates}
 
 
-def match(draft: Draft, wiring: Wiring, response: Response, setting: Setting) -> Match:
+def match(draft: Draft, wiring: Wiring, sample_states: SampleStates, request: RequestReport, setting: Setting) -> Match:
     """``setting`` as served; a chain in order may be held against fewer steps, deeper drafts are then not looked at."""
-    forecast = setting_forecast(draft, wiring, response.sample_states, setting)
-    return _in_order(forecast, response.steps, setting[0]) if response.steps else _counted(forecast, response, setting)
+    prediction = predict(draft, wiring, sample_states, setting)
+    if request.steps:
+        return _in_order(prediction, request.steps, setting[0])
+    return _counted(prediction, request.histogram or (), setting[0])
 
 
-def _in_order(forecast: Forecast, steps: tuple[int, ...], most: int) -> Match:
+def _in_order(prediction: Prediction, steps: tuple[int, ...], most: int) -> Match:
     """Each step at its own start; steps that nothing is predicted of, past the known tokens, are left out."""
     starts = [0]
     for accepted in steps[:-1]:
         starts.append(starts[-1] + accepted + 1)
-    predicted = tuple(forecast.runs[at] if at < len(forecast.runs) else None for at in starts)
+    predicted = tuple(prediction.runs[at] if at < len(prediction.runs) else None for at in starts)
     pairs = [(p, min(s, most)) for p, s in zip(predicted, steps, strict=True) if p is not None]
     telling = [(p, s) for p, s in pairs if p or s]
     return Match(sum(p == s for p, s in pairs), len(pairs), sum(p == s for p, s in telling), len(telling), predicted)
 
 
-def _counted(forecast: Forecast, response: Response, setting: Setting) -> Match:
+def _counted(prediction: Prediction, histogram: Sequence[int], num_steps: int) -> Match:
     """Histograms: what both have is equal, at best. A last step that cannot be predicted is taken as it was served."""
-    served = [*response.histogram, *[0] * (setting[0] + 1 - len(response.histogram))]
-    counts = list(forecast.walk.histogram(len(served) - 1))
-    if not forecast.walk.complete:
+    served = [*histogram, *[0] * (num_steps + 1 - len(histogram))]
+    counts = list(prediction.steps.histogram(len(served) - 1))
+    if not prediction.steps.complete:
         open_ones = [j for j, (mine, theirs) in enumerate(zip(counts, served, strict=True)) if mine < theirs]
         for accepted in open_ones[-1:]:
             counts[accepted] += 1

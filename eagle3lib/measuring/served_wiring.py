@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.sample_states import Progress, sample_states, spread
-from eagle3lib.measuring.served import known_setting, served_requests
-from eagle3lib.measuring.served_match import Fit, Response, match
+from eagle3lib.measuring.sample_states import Progress, SampleStates, sample_states, spread
+from eagle3lib.measuring.served_match import Fit, match
 from eagle3lib.measuring.wiring_candidates import boundary_families, slot_changes, switches
-from eagle3lib.reading.engine_reports import EngineReport
-from eagle3lib.reading.points import Setting
+from eagle3lib.reading.engine_reports import EngineReport, RequestReport
+from eagle3lib.reading.setting import Setting
 
 Answer = Literal["as configured", "another wiring", "undecided", "none"]
 
 #: Responses used, spread evenly; and the most telling ones, used in cheap passes.
 RESPONSES, SCREENED = 16, 3
+#: A finished request: its tokens with the target's states, and what the engine says it accepted.
+Response = tuple[SampleStates, RequestReport]
 
 
 @dataclass(frozen=True)
@@ -99,23 +99,21 @@ class ServedWiring:
 
 
 def served_wiring(
-    reports: Sequence[EngineReport], path: str | Path, draft: Draft, configured: Wiring, target: Target,
-    *, ids: Sequence[int] | None = None,
-    bases: Sequence[float] = (), progress: Progress = lambda share, words: None,
+    reports: Sequence[EngineReport], draft: Draft, configured: Wiring, target: Target, *,
+    ids: Sequence[int] | None = None, bases: Sequence[float] = (), progress: Progress = lambda share, words: None,
 ) -> list[ServedWiring]:  # fmt: skip
-    """An answer for every report whose requests carry their token ids and a histogram; see ``forecast_served``.
+    """An answer for every report whose requests carry their token ids and a histogram; see ``predict_reports``.
 
     Args:
-        path: where the reports were read from.
         ids: the capture ids as the config spells them; ``bases``: further RoPE bases. Each adds wirings to try.
         progress: told the share done and what is tried next.
     """
     found = []
     for report in reports:
-        pairs, setting = served_requests(report, Path(path), len(target.embedding)), known_setting(report)
+        setting = report.setting.resolved()
         responses = [
-            Response(sample_states(sample, target), request.steps, request.histogram or ())
-            for request, sample in spread(pairs, RESPONSES)
+            (sample_states(request.sample, target), request)
+            for request in spread(report.with_tokens(len(target.embedding)), RESPONSES)
         ]
         if responses and setting:
             found.append(find_wiring(report.source, draft, configured, responses, setting, ids, bases, progress))
@@ -134,7 +132,7 @@ def find_wiring(
     """
     if not responses:
         raise InputError(source, "no response", "at least one, with token ids and histogram")
-    responses[0].sample_states.stack(configured.boundaries)
+    responses[0][0].stack(configured.boundaries)
     trial = _Trial(draft, configured, responses, setting)
     progress(0.0, "other numberings, orders and shifts")
     families = [configured, *boundary_families(configured, trial.available, max(trial.available), ids)]
@@ -179,8 +177,8 @@ class _Trial:
 
     def __init__(self, draft: Draft, configured: Wiring, responses: Sequence[Response], setting: Setting) -> None:
         self.draft, self.configured, self.responses, self.setting = draft, configured, responses, setting
-        self.telling = sorted(responses, key=lambda response: -response.accepting)[:SCREENED]
-        self.available = sorted(set.intersection(*(set(response.sample_states.states) for response in responses)))
+        self.telling = sorted(responses, key=lambda response: -sum(response[1].histogram[1:]))[:SCREENED]
+        self.available = sorted(set.intersection(*(set(states.states) for states, _ in responses)))
         self.passes = 0.0
         self.scores: dict[tuple[Wiring, int], float] = {}
         self.measured: dict[Wiring, Fit] = {}
@@ -188,7 +186,7 @@ class _Trial:
     def fit(self, wiring: Wiring) -> Fit:
         if wiring not in self.measured:
             self.passes += 1
-            matches = [match(self.draft, wiring, response, self.setting) for response in self.responses]
+            matches = [match(self.draft, wiring, *response, self.setting) for response in self.responses]
             self.measured[wiring] = Fit.of(wiring, self.configured, matches)
         return self.measured[wiring]
 
@@ -200,9 +198,9 @@ class _Trial:
         if (wiring, depths) not in self.scores:
             matches = []
             for response in self.telling:
-                chain = self.setting[1] == 1 and response.steps is not None and depths < self.setting[0]
-                setting = (depths, 1, depths + 1) if chain else self.setting
-                matches.append(match(self.draft, wiring, response, setting))
+                chain = self.setting[1] == 1 and response[1].steps is not None and depths < self.setting[0]
+                setting = Setting(depths, 1, depths + 1) if chain else self.setting
+                matches.append(match(self.draft, wiring, *response, setting))
                 self.passes += setting[0] / self.setting[0] / len(self.responses)
             telling = sum(each.telling for each in matches)
             self.scores[wiring, depths] = sum(each.told for each in matches) / telling if telling else 0.0

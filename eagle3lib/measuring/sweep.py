@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from eagle3lib.reading.points import FIELDS, OFF, Point, Setting, Status
+from eagle3lib.reading.points import FIELDS, Point, Status
+from eagle3lib.reading.setting import OFF, Setting
 
 #: With a single measurement each there is no interval: a speed-up must then exceed what runs differ by
 #: anyway.

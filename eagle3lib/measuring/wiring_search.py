@@ -230,7 +230,7 @@ def _ranked(
     A wiring must be clearly better where no known mistake explains it, and where another one changes less of the same.
     """
     counts = {
-        wiring: accept_counts(evaluation.walks(num_steps))
+        wiring: accept_counts(evaluation.steps(num_steps))
         for wiring, evaluation in zip(chosen, evaluations, strict=True)
     }
     base = counts[configured]

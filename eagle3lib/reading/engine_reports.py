@@ -14,8 +14,9 @@ from typing import Any
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading import engine_json, engine_text
-from eagle3lib.reading.points import Asked
 from eagle3lib.reading.run_flags import BESIDE, flags_beside, flags_within, run_flags
+from eagle3lib.reading.samples import Sample, from_record
+from eagle3lib.reading.setting import Setting
 
 #: What a source's numbers mean, by the form it has them in. Every accept length here counts the bonus token.
 DEFINITIONS = {
@@ -46,6 +47,7 @@ class RequestReport:
     weight: float = 1.0  #: of a log window
     category: str | None = None
     prompt_tokens: int | None = None
+    sample: Sample | None = field(default=None, repr=False)  #: its token ids, where its line of the file holds them
 
     @property
     def form(self) -> str:
@@ -76,6 +78,11 @@ class RequestReport:
                 return self.completion_tokens, self.verify_steps
         return None
 
+    @property
+    def verified(self) -> bool:
+        """Whether it took a verify step whose drafts were counted."""
+        return sum(self.histogram or ()) > 0
+
 
 @dataclass(frozen=True)
 class EngineReport:
@@ -85,7 +92,7 @@ class EngineReport:
     form: str
     requests: tuple[RequestReport, ...] = field(repr=False)
     flags: Mapping[str, Any] = field(default_factory=dict)  #: of the server, where this file or one beside it says
-    setting: Asked = (None, None, None)  #: that it was served under, as far as it is known; see ``engine.setting``
+    setting: Setting = Setting()  #: that it was served under, as far as it is known; see ``engine.setting``
     unreadable: str = ""  #: why nothing was read from a file among others that are reports
 
     @property
@@ -98,6 +105,13 @@ class EngineReport:
         if self.form == "window":
             return tuple(request for request in self.requests if request.form != "unmeasured")
         return tuple(request for request in self.requests if request.form == self.form)
+
+    def with_tokens(self, vocab: int) -> list[RequestReport]:
+        """The requests whose histogram and token ids, below ``vocab``, are known: those that can be predicted."""
+        if self.form != "histogram":
+            return []
+        known = [request for request in self.requests if request.verified and request.sample is not None]
+        return [request for request in known if int(request.sample.input_ids.max()) < vocab]
 
 
 def read_engine_reports(path: str | Path) -> list[EngineReport]:
@@ -134,7 +148,8 @@ def parse_engine_report(text: str, source: str) -> EngineReport:
     try:
         content = _json(text)
         if content is not None:
-            found = report(source, [RequestReport(**entry) for entry in engine_json.entries(content, where)])
+            requests = [RequestReport(**entry) for entry in engine_json.entries(content, where)]
+            found = report(source, _with_tokens(requests, content, source))
             return replace(found, flags=flags_within(content) or run_flags(text))
     except RecursionError:
         raise InputError(where, "JSON nested too deeply", "one object or list a request") from None
@@ -149,6 +164,20 @@ def parse_engine_report(text: str, source: str) -> EngineReport:
             return replace(found, flags=run_flags(text))
     expected = "SGLang meta_info or log, Prometheus text, vLLM metrics or a list of accepted counts"
     raise InputError(where, _broken(text) or "no acceptance counts", expected)
+
+
+def _with_tokens(requests: Sequence[RequestReport], content: Any, source: str) -> list[RequestReport]:
+    """Each request with the token ids that its own object holds, as ``client.save_responses`` writes them."""
+    records = content if isinstance(content, list) else [content]
+    if len(records) != len(requests):  # several requests an object
+        return list(requests)
+    found = []
+    for number, (request, record) in enumerate(zip(requests, records, strict=True), 1):
+        try:
+            found.append(replace(request, sample=from_record(f"{source}:{number}", record)))
+        except InputError:  # ordinary meta_info
+            found.append(request)
+    return found
 
 
 def report(source: str, requests: Sequence[RequestReport], form: str | None = None) -> EngineReport:

@@ -15,12 +15,10 @@ from typing import Any, Literal
 from eagle3lib.errors import InputError
 from eagle3lib.reading.files import read_text
 from eagle3lib.reading.launch import SETTING
+from eagle3lib.reading.setting import OFF, Setting
 
 Status = Literal["ok", "failed", "refused"]
-Setting = tuple[int, int, int]  # num_steps, topk, num_draft_tokens
-Asked = tuple[int | None, int | None, int | None]  # the same, as far as somebody says
-OFF: Setting = (0, 0, 0)
-FIELDS = ("num_steps", "topk", "num_draft_tokens")
+FIELDS = Setting._fields
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Point:
 
     @property
     def setting(self) -> Setting:
-        return self.num_steps, self.topk, self.num_draft_tokens
+        return Setting(self.num_steps, self.topk, self.num_draft_tokens)
 
 
 def read_points(path: str | Path) -> list[Point]:
@@ -110,7 +108,7 @@ def _point(record: Any, where: str) -> Point:
         reason=str(record.get("reason") or ""),
     )
     if point.concurrency < 1 or (0 in point.setting and point.setting != OFF):
-        found = f"{point.setting} at concurrency {point.concurrency}"
+        found = f"{tuple(point.setting)} at concurrency {point.concurrency}"
         raise InputError(where, found, "steps, topk and draft tokens above 0, or all 0 for no speculation")
     return point
 

@@ -255,15 +255,25 @@ def _roles(
 def _from_json(name: str, line: str) -> Sample:
     try:
         record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(name, f"{type(error).__name__}: {error}", _RECORD) from None
+    return from_record(name, record)
+
+
+_RECORD = '{"input_ids": [...], "prompt_tokens": n}'
+
+
+def from_record(name: str, record: Any) -> Sample:
+    """A conversation of token ids, from a line of JSONL. Raises ``InputError`` where it is none."""
+    try:
         if not all(type(token) is int for token in record["input_ids"]):
             raise TypeError("ids that are no whole numbers")
         ids = torch.tensor(record["input_ids"], dtype=torch.long)
         prompt, category = int(record["prompt_tokens"]), record.get("category")
         if isinstance(category, (list, dict)):
             raise TypeError("a category that is no word")
-    except (ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:  # of them: nested too deeply
-        expected = '{"input_ids": [...], "prompt_tokens": n}'
-        raise InputError(name, f"{type(error).__name__}: {error}", expected) from None
+    except (ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
+        raise InputError(name, f"{type(error).__name__}: {error}", _RECORD) from None
     mask = torch.arange(len(ids)) >= prompt
     category = None if category is None else str(category)
     return Sample(name, ids, mask, prompt, category, layout="token ids; states from the target")

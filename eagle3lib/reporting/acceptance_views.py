@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from eagle3lib.measuring.rates import Rate
-from eagle3lib.measuring.trails import Part, Trail, by_category, by_kind, by_position, by_prompt_length, first_and_rest
-from eagle3lib.reading.points import Setting
+from eagle3lib.measuring.steps import Group, by_category, by_kind, by_position, by_prompt_length, first_and_rest, worst
+from eagle3lib.reading.setting import Setting
 from eagle3lib.reading.token_kinds import decoder
 from eagle3lib.reporting import figures
 from eagle3lib.reporting.figures import COLOURS, panels, points, show
@@ -36,19 +37,19 @@ PAYS = 0.01
 
 
 @dataclass(frozen=True)
-class Group:
-    """The trails of one source, to be drawn in its kind's colour."""
+class Source:
+    """The verify steps of one source (``measuring.steps``), to be drawn in its kind's colour."""
 
     name: str
     kind: str  # offline or engine
-    trails: Sequence[Trail]
+    steps: pd.DataFrame
 
 
-def groups(offline: Sequence[Trail], served: Mapping[str, Sequence[Trail]]) -> list[Group]:
+def step_sources(offline: pd.DataFrame, served: Mapping[str, pd.DataFrame]) -> list[Source]:
     """The samples' predicted steps, and each report's whose steps were seen in order."""
-    found = [Group("predicted for the samples", "offline", offline)]
-    found += [Group(name, "engine", trails) for name, trails in served.items()]
-    return [group for group in found if group.trails]
+    found = [Source("predicted for the samples", "offline", offline)]
+    found += [Source(name, "engine", steps) for name, steps in served.items()]
+    return [source for source in found if len(source.steps)]
 
 
 def tell(run: Run, view: View, name: str) -> HTML:
@@ -134,7 +135,7 @@ def settings_table(settings: Mapping[Setting, Rate], in_force: Setting) -> HTML:
     )
 
 
-def lengths(found: Sequence[Group], limits: Sequence[Limit]) -> View:
+def lengths(found: Sequence[Source], limits: Sequence[Limit]) -> View:
     """Accept length along the conversation and by prompt length; the draft's own limits where they lie in range."""
     if not found:
         return None, (
@@ -146,12 +147,12 @@ def lengths(found: Sequence[Group], limits: Sequence[Limit]) -> View:
     drawn = []
     for axis, (cut, name) in zip(pair, named, strict=True):
         furthest = 0
-        for group in found:
-            parts = [part for part in cut(group.trails) if part.span is not None]
-            drawn += [part for part in parts if cut is by_position and group is found[0]]
-            middles = [sum(part.span or ()) / 2 for part in parts]
-            points(axis, middles, [part.accept_length for part in parts], COLOURS[group.kind], group.name)
-            furthest = max([furthest, *(part.span[1] for part in parts if part.span)])
+        for source in found:
+            groups = cut(source.steps)
+            drawn += groups if cut is by_position and source is found[0] else []
+            middles = [sum(group.span or ()) / 2 for group in groups]
+            points(axis, middles, [group.accept_length for group in groups], COLOURS[source.kind], source.name)
+            furthest = max([furthest, *(group.span[1] for group in groups if group.span)])
         for limit in limits:
             if limit.tokens <= furthest:
                 axis.axvline(limit.tokens, color="black", ls=":", lw=1)
@@ -165,13 +166,13 @@ def lengths(found: Sequence[Group], limits: Sequence[Limit]) -> View:
     return figure, _along(drawn, limits)
 
 
-def _along(parts: Sequence[Part], limits: Sequence[Limit]) -> str:
-    beyond = [limit for limit in limits if parts and parts[-1].span and limit.tokens <= parts[-1].span[1]]
+def _along(groups: Sequence[Group], limits: Sequence[Limit]) -> str:
+    beyond = [limit for limit in limits if groups and groups[-1].span and limit.tokens <= groups[-1].span[1]]
     reach = "; ".join(f"{limit.name} ({limit.tokens}) lies within" for limit in beyond)
     reach = reach or (f"no request reaches {limits[0].name} ({limits[0].tokens})" if limits else "no limit is known")
-    if len(parts) < 2:
+    if len(groups) < 2:
         return f"Too few steps for a trend; {reach}."
-    first, last = parts[0], parts[-1]
+    first, last = groups[0], groups[-1]
     low, high = last.accept_length.ci or (0.0, 0.0)
     start = first.accept_length.value or 0.0
     trend = "falls" if high < start else "rises" if low > start else "keeps its height"
@@ -181,52 +182,51 @@ def _along(parts: Sequence[Part], limits: Sequence[Limit]) -> str:
     )
 
 
-def parts(found: Sequence[Group]) -> View:
+def parts(found: Sequence[Source]) -> View:
     """The first verify step after a prefill apart from the rest, and the prompts' categories."""
-    rows = [(group, first_and_rest(group.trails) + by_category(group.trails)) for group in found]
-    labels = list(dict.fromkeys(part.label for _, own in rows for part in own))
+    rows = [(source, first_and_rest(source.steps) + by_category(source.steps)) for source in found]
+    labels = list(dict.fromkeys(group.label for _, own in rows for group in own))
     if not labels:
         return None, "Nothing to set apart: no steps in order, and no categories."
     figure, (axis,) = panels(7.4, 1.1 + 0.3 * len(labels))
-    for i, (group, own) in enumerate(rows):
-        places = [labels.index(part.label) + 0.25 * i for part in own]
-        _bars(axis, places, [part.accept_length for part in own], COLOURS[group.kind], group.name)
+    for i, (source, own) in enumerate(rows):
+        places = [labels.index(group.label) + 0.25 * i for group in own]
+        _bars(axis, places, [group.accept_length for group in own], COLOURS[source.kind], source.name)
     _rows(axis, labels, "accept length, bonus in")
     axis.set_xlim(1, None)
     axis.set_title("Which steps and which requests?", loc="left", fontsize=11)
     _legend(figure, axis)
-    return figure, " ".join(_apart(group.name, own) for group, own in rows)
+    return figure, " ".join(_apart(source.name, own) for source, own in rows)
 
 
-def _apart(name: str, own: Sequence[Part]) -> str:
-    kinds = [part for part in own if part.label not in ("first after prefill", "all others")]
-    said = [f"{part.label} {length(part.accept_length)}" for part in own if part not in kinds]
+def _apart(name: str, own: Sequence[Group]) -> str:
+    kinds = [group for group in own if group.label not in ("first after prefill", "all others")]
+    said = [f"{group.label} {length(group.accept_length)}" for group in own if group not in kinds]
     if len(kinds) > 1:
-        ends = [f"{part.label} {part.accept_length.value:.2f}" for part in (kinds[0], kinds[-1])]
+        ends = [f"{group.label} {group.accept_length.value:.2f}" for group in (kinds[0], kinds[-1])]
         said.append(f"categories from {' to '.join(ends)}")
     return f"{name}: {'; '.join(said)}."
 
 
-def kinds(found: Sequence[Group], kind: Callable[[int], str] | None) -> View:
+def kinds(found: Sequence[Source], kind: Callable[[int], str] | None) -> View:
     """Drafts accepted by the kind of token that was to be said."""
-    told = [(group, by_kind(group.trails, kind)) for group in found] if kind else []
-    told = [(group, rates) for group, rates in told if rates]
-    if not told:
+    counted = [(source, rates) for source in found if kind and (rates := by_kind(source.steps, kind))]
+    if not counted:
         return None, "Kinds of token are not drawn: that needs the draft, and samples or served requests with ids."
-    labels = list(dict.fromkeys(label for _, rates in told for label in rates))
+    labels = list(dict.fromkeys(label for _, rates in counted for label in rates))
     figure, (axis,) = panels(7.4, 1.1 + 0.3 * len(labels))
-    for i, (group, rates) in enumerate(told):
+    for i, (source, rates) in enumerate(counted):
         places = [labels.index(label) + 0.25 * i for label in rates]
-        _bars(axis, places, list(rates.values()), COLOURS[group.kind], group.name)
+        _bars(axis, places, list(rates.values()), COLOURS[source.kind], source.name)
     _rows(axis, labels, "share of verified drafts accepted")
     axis.set_xlim(0, 1)
     axis.set_title("What kind of token is rejected?", loc="left", fontsize=11)
     _legend(figure, axis)
-    group, rates = told[0]
+    source, rates = counted[0]
     missed = {label: (rate.denominator or 0) - (rate.numerator or 0) for label, rate in rates.items()}
     most = max(missed, key=lambda label: missed[label])
     return figure, (
-        f"{group.name}: of {sum(missed.values()):g} rejections {missed[most]:g} stand where {most!r} was to be said; "
+        f"{source.name}: of {sum(missed.values()):g} rejections {missed[most]:g} stand where {most!r} was to be said; "
         f"the lowest share is accepted of {next(iter(rates))!r} ({next(iter(rates.values())).value:.0%})."
     )
 
@@ -244,22 +244,14 @@ def wirings(found: Sequence[ServedWiring]) -> HTML:
     return table(rows, "Nothing to read it from: that needs responses with their token ids and histograms.")
 
 
-def worst_table(trails: Sequence[Trail], target: str = "") -> HTML:
+def worst_table(steps: pd.DataFrame, target: str = "") -> HTML:
     """The requests with the lowest accept length. ``target``: whose tokenizer gives the replies' text; empty: none."""
-    decode = decoder(target) if target else None
-    rows = [
-        {
-            "request": trail.name,
-            "category": trail.category,
-            "prompt tokens": trail.prompt_tokens,
-            "verify steps": len(trail.steps),
-            "drafts accepted": trail.accepted,
-            "accept length": 1 + trail.accepted / len(trail.steps),
-            **({"text": decode(trail.tokens[trail.prompt_tokens :])} if decode and trail.tokens else {}),
-        }
-        for trail in trails
-    ]
-    return table(rows, "No request has steps in order.")
+    found = worst(steps)
+    if target:
+        decode, rows = decoder(target), found[["tokens", "prompt_tokens"]].itertuples(index=False)
+        found["text"] = [decode(tokens[prompt:]) if tokens else "" for tokens, prompt in rows]
+    shown = found.drop(columns=["request", "tokens"]).rename(columns=lambda name: name.replace("_", " "))
+    return table(shown.to_dict("records"), "No request has steps in order.")
 
 
 def _legend(figure: Figure, axis: Axes) -> None:

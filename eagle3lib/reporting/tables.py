@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from eagle3lib.measuring.evaluation import Evaluation
     from eagle3lib.measuring.rates import Rate
     from eagle3lib.measuring.replay import StageDiff
-    from eagle3lib.measuring.served import ServedForecast
+    from eagle3lib.measuring.served import ServedPrediction
     from eagle3lib.measuring.streams import StreamMatch
     from eagle3lib.measuring.survey import Survey
     from eagle3lib.measuring.sweep import Summary
@@ -174,7 +174,7 @@ def sources(found: Sequence[Acceptance]) -> HTML:
     )
 
 
-def agreements(forecasts: Sequence[ServedForecast]) -> HTML:
+def agreements(predictions: Sequence[ServedPrediction]) -> HTML:
     """Verify steps that accepted exactly the predicted number of drafts."""
     return table(
         (
@@ -185,7 +185,7 @@ def agreements(forecasts: Sequence[ServedForecast]) -> HTML:
                 "by the request's histogram": each.agreement.steps - each.agreement.ordered_steps,
                 "left out": each.agreement.left_out,
             }
-            for each in forecasts
+            for each in predictions
         ),
         "Not compared: that needs an engine report that holds the token ids of its requests.",
     )

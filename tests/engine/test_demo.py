@@ -16,19 +16,20 @@ pytest.importorskip("eagle3_sglang_cpu")
 from eagle3lib.engine.client import save_responses
 from eagle3lib.engine.server import Server
 from eagle3lib.engine.session import capture_served
-from eagle3lib.engine.setting import served_under
+from eagle3lib.engine.setting import with_settings
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target import Target
 from eagle3lib.measuring.references import from_target
 from eagle3lib.measuring.replay import replay
-from eagle3lib.measuring.served import forecast_served
+from eagle3lib.measuring.served import predict_reports
 from eagle3lib.measuring.streams import match_streams
 from eagle3lib.reading.captures import read_capture
 from eagle3lib.reading.engine_reports import read_engine_reports
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.prompts import read_prompts
+from eagle3lib.reading.setting import Setting
 
 DEMO = Path(__file__).resolve().parents[2] / "data" / "demo"
 PLAN = {run["name"]: run for run in yaml.safe_load((DEMO / "plan.yaml").read_text())["runs"]}
@@ -64,8 +65,8 @@ def test_served_as_predicted(target: str, tmp_path: Path) -> None:
 
     tensors, wiring = Target.open(target, cache=tmp_path / "states"), inspect(draft, target, launch).runnable_wiring
     loaded = Draft.load(draft, tensors.embedding)
-    reports = served_under(read_engine_reports(tmp_path / "served"), (3, 1, 4), "")
-    (found,) = forecast_served(reports, tmp_path / "served", loaded, wiring, tensors)
+    reports = with_settings(read_engine_reports(tmp_path / "served"), Setting(3, 1, 4), "")
+    (found,) = predict_reports(reports, loaded, wiring, tensors)
     assert found.agreement.equal == found.agreement.steps > 20 and not found.agreement.left_out
 
     captures = read_capture(tmp_path / "capture")
@@ -89,8 +90,6 @@ def test_trees_are_served_as_predicted(target: str, tmp_path: Path) -> None:
         Target.open(target, cache=tmp_path / "states"),
         inspect(draft, target, launch.render({})).runnable_wiring,
     )
-    reports = served_under(read_engine_reports(tmp_path / "served"), (5, 8, 16), "")
-    (found,) = forecast_served(
-        reports, tmp_path / "served", Draft.load(draft, tensors.embedding), wiring, tensors,
-    )  # fmt: skip
+    reports = with_settings(read_engine_reports(tmp_path / "served"), Setting(5, 8, 16), "")
+    (found,) = predict_reports(reports, Draft.load(draft, tensors.embedding), wiring, tensors)
     assert found.agreement.equal == found.agreement.steps > 20 and not found.agreement.left_out

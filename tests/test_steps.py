@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import ipywidgets
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,20 +21,21 @@ from eagle3lib.measuring.accuracy import DepthCounts
 from eagle3lib.measuring.evaluation import Evaluation, Request
 from eagle3lib.measuring.prediction import VerifySteps
 from eagle3lib.measuring.rates import Rate
-from eagle3lib.measuring.trails import (
-    Step,
-    Trail,
+from eagle3lib.measuring.steps import (
     by_category,
     by_kind,
     by_position,
     by_prompt_length,
+    concatenated,
     first_and_rest,
-    from_report,
-    from_walk,
+    predicted_steps,
+    served_steps,
+    verified_tokens,
     worst,
 )
 from eagle3lib.reading.engine_reports import parse_engine_report
 from eagle3lib.reading.samples import Sample
+from eagle3lib.reading.setting import Setting
 from eagle3lib.reading.token_kinds import decoder, kind_of
 from eagle3lib.reporting import acceptance_views as views
 from eagle3lib.reporting import figures, widgets
@@ -44,55 +46,60 @@ ACCEPTED = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 REQUESTS = st.lists(st.tuples(ACCEPTED, st.integers(1, 3000), st.sampled_from(["code", "chat", None])), min_size=1)
 
 
-def trail(accepted: list[int], prompt: int = 5, category: str | None = None) -> Trail:
-    at, found = prompt + 1, []
-    for count in accepted:
-        found.append(Step(count, at, not found))
-        at += count + 1
-    return Trail("x", tuple(found), 3, prompt, category, tuple(range(at + 1)))
+def request(accepted: list[int], prompt: int = 5, category: str | None = None) -> pd.DataFrame:
+    """The steps of one request, one after the other; token i of its conversation is i."""
+    starts = tuple(sum(accepted[:i]) + i for i in range(len(accepted)))
+    ids = torch.arange(prompt + starts[-1] + accepted[-1] + 3)
+    sample = Sample("x", ids, ids >= prompt, prompt, category)
+    return predicted_steps([(VerifySteps(tuple(accepted), starts, True), sample)], 3)
+
+
+def places(steps: pd.DataFrame) -> list[tuple[int, int, bool]]:
+    return list(steps[["accepted", "at", "first"]].itertuples(index=False, name=None))
 
 
 @settings(deadline=None, max_examples=30)
 @given(REQUESTS)
 def test_parts_add_up_to_the_whole(requests: list[tuple[list[int], int, str | None]]) -> None:
-    trails = [trail(*request) for request in requests]
-    steps, drafts = sum(len(t.steps) for t in trails), sum(t.accepted for t in trails)
+    table = concatenated([request(*each) for each in requests])
+    steps, drafts = len(table), table["accepted"].sum()
+    assert table["request"].nunique() == len(requests)
     for cut in (by_position, by_prompt_length):
-        found = cut(trails)
+        found = cut(table)
         assert sum(part.accept_length.denominator for part in found) == steps
         assert sum(part.accept_length.numerator for part in found) == steps + drafts
         spans = [part.span for part in found]
         assert spans == sorted(spans) and all(a[1] < b[0] for a, b in zip(spans, spans[1:], strict=False))
-    tried = by_kind(trails, str).values()
+    tried = by_kind(table, str).values()
     assert sum(rate.numerator for rate in tried) == drafts
-    assert sum(rate.denominator for rate in tried) == drafts + sum(s.accepted < 3 for t in trails for s in t.steps)
+    assert sum(rate.denominator for rate in tried) == drafts + (table["accepted"] < 3).sum()
     assert all(not p.accept_length.ci or 1 <= p.accept_length.ci[0] <= p.accept_length.ci[1] <= 4 for p in found)
 
 
-def test_a_walk_and_a_stream_give_the_same_places() -> None:
+def test_a_prediction_and_a_stream_give_the_same_places() -> None:
     ids = torch.arange(20)
     walk = VerifySteps((2, 0, 3), (0, 3, 4), complete=True)
     sample = Sample("s", ids, ids >= 6, 6, "code")
-    offline = from_walk(walk, sample, 3)
+    offline = predicted_steps([(walk, sample)], 3)
     text = json.dumps({"meta_info": {"spec_correct_drafts_histogram": [1, 0, 1, 1], "prompt_tokens": 6},
                        "accepted_per_step": [2, 0, 3], "category": "code"})  # fmt: skip
-    [served] = from_report(parse_engine_report(text, "r"))
-    assert offline.steps == served.steps == (Step(2, 7, True), Step(0, 10, False), Step(3, 11, False))
-    assert offline.tried() == [(7, True), (8, True), (9, False), (10, False), (11, True), (12, True), (13, True)]
-    assert served.tried() == []  # no ids in that report
+    served = served_steps(parse_engine_report(text, "r"))
+    assert places(offline) == places(served) == [(2, 7, True), (0, 10, False), (3, 11, False)]
+    tried = [(7, True), (8, True), (9, False), (10, False), (11, True), (12, True), (13, True)]
+    assert list(verified_tokens(offline)[["token", "right"]].itertuples(index=False, name=None)) == tried
+    assert verified_tokens(served).empty  # no ids in that report
 
 
 def test_each_reply_of_a_conversation_has_its_own_first_step() -> None:
     mask = torch.tensor([0, 0, 1, 1, 1, 0, 0, 1, 1, 1], dtype=torch.bool)
     sample = Sample("s", torch.arange(10), mask, 2)
     walk = VerifySteps((0, 0, 1), (0, 1, 5), True)
-    steps = from_walk(walk, sample, 3).steps
-    [counted] = sample_rules.trails(Evaluation((Request("s", None, DepthCounts(3, (1,), (1,)), (walk,) * 3, 2),)), 3)
-    assert counted.steps == steps  # the same from an evaluation, which holds no text
-    assert [(step.at, step.first) for step in steps] == [(3, True), (4, False), (8, True)]
-    assert [part.label for part in first_and_rest([from_walk(VerifySteps((0, 0), (0, 1), True), sample, 3)])] == [
-        "first after prefill", "all others",
-    ]  # fmt: skip
+    steps = predicted_steps([(walk, sample)], 3)
+    evaluation = Evaluation((Request("s", None, DepthCounts(3, (1,), (1,)), (walk,) * 3, 2),))
+    assert places(sample_rules.evaluated_steps(evaluation, 3)) == places(steps)  # the same without text
+    assert places(steps) == [(0, 3, True), (0, 4, False), (1, 8, True)]
+    two = predicted_steps([(VerifySteps((0, 0), (0, 1), True), sample)], 3)
+    assert [group.label for group in first_and_rest(two)] == ["first after prefill", "all others"]
 
 
 #: text of a token -> its kind
@@ -110,9 +117,10 @@ def test_kinds_of_tokens() -> None:
 
 def test_every_view_draws_or_says_why_not(tmp_path: Path) -> None:
     tiny_target(tmp_path)
-    trails = [trail([0, 1, 3, 2] * 15, 30 * i, "ab"[i % 2]) for i in range(1, 9)]
-    found = views.groups(trails, {"served.jsonl": trails[:3], "log": []})
-    assert [group.kind for group in found] == ["offline", "engine"]
+    requests = [request([0, 1, 3, 2] * 15, 30 * i, "ab"[i % 2]) for i in range(1, 9)]
+    logged = served_steps(parse_engine_report("Decode batch, accept len: 2.0", "log"))
+    found = views.step_sources(concatenated(requests), {"served.jsonl": concatenated(requests[:3]), "log": logged})
+    assert [source.kind for source in found] == ["offline", "engine"]
     chains = {(n, 1, n + 1): Rate(1.5 + 0.1 * min(n, 3), 1, 1, (1.4, 2.0)) for n in range(1, 5)}
     served = from_histograms("served.jsonl", "engine", "", [(5, 3, 2)])
     drawn = {
@@ -142,11 +150,11 @@ def test_every_view_draws_or_says_why_not(tmp_path: Path) -> None:
 
 def test_the_worst_requests_show_text_only_when_asked_and_escaped(tmp_path: Path) -> None:
     tiny_target(tmp_path)
-    trails = [trail([3] * 9), trail([0] * 9, category="<b>"), trail([0])]
-    assert [t.accepted for t in worst(trails, 1)] == [0]
-    page = views.worst_table(worst(trails)).data
+    steps = concatenated([request([3] * 9), request([0] * 9, category="<b>"), request([0])])
+    assert worst(steps, 1)["accepted"].tolist() == [0]
+    page = views.worst_table(steps).data
     assert "&lt;b&gt;" in page and "<b>" not in page and "w9" not in page
-    assert "w9" in views.worst_table(worst(trails), str(tmp_path)).data
+    assert "w9" in views.worst_table(steps, str(tmp_path)).data
     assert "w7 w8" in decoder(tmp_path)([7, 8])
 
 
@@ -183,8 +191,8 @@ def test_a_form_answers_without_an_output_widget() -> None:
 
 
 def test_categories_stand_from_worst_to_best() -> None:
-    trails = [trail([0, 1], category="a"), trail([3, 3], category="b"), trail([1, 1], category="c")]
-    assert [part.label for part in by_category(trails)] == ["a", "c", "b"]
+    steps = [request([0, 1], category="a"), request([3, 3], category="b"), request([1, 1], category="c")]
+    assert [group.label for group in by_category(concatenated(steps))] == ["a", "c", "b"]
 
 
 def test_limits_are_known_from_the_drafts_config_alone(tmp_path: Path) -> None:
@@ -192,4 +200,6 @@ def test_limits_are_known_from_the_drafts_config_alone(tmp_path: Path) -> None:
     draft, _ = pair.write(tmp_path)
     inspection, why = open_pair(str(draft), "", "", pair.engine, tmp_path)
     assert [(limit.kind, limit.tokens) for limit in limits(inspection)] == [("context.length", 2048)]
-    assert break_down(why, "", (3, 1, 4)) == Breakdown(left_out="Not predicted: that needs draft and target.")
+    found = break_down(why, "", Setting(3, 1, 4))
+    assert isinstance(found, Breakdown) and not found.sources and found.steps.empty
+    assert found.left_out == "Not predicted: that needs draft and target."
