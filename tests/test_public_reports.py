@@ -80,7 +80,7 @@ def test_acceptance_that_ends_with_the_drafts_window() -> None:
         lines.append(json.dumps(meta | {"prompt_tokens": prompt}))
     report = parse_engine_report("\n".join(lines), "server")
     limit = Limit(2048, "context.length", "the draft's max_position_embeddings")
-    [finding] = length_findings("server", report_sides(report, 2048), limit)
+    [finding] = length_findings("server", *report_sides(report, 2048), limit)
     assert finding.kind == "context.length"
     assert "2.90 up to 2048 tokens" in finding.evidence and "1.10 beyond" in finding.evidence
 
