@@ -130,8 +130,8 @@ def conversations(
             at += run + 1
         first = sum(n > 0 for n in accepted)
         counts = DepthCounts(steps, (first,) * 3, (first, sum(n > 1 for n in accepted), sum(n > 2 for n in accepted)))
-        steps = (VerifySteps(tuple(accepted), tuple(starts), True),) * 3
-        requests.append(Request(f"{seed}:{number}", category, counts, steps, PROMPT))
+        taken = (VerifySteps(tuple(accepted), tuple(starts), True),) * 3
+        requests.append(Request(f"{seed}:{number}", category, counts, taken, PROMPT))
         lengths.append(PROMPT + at + 1)
     told = rate([95] * count, [100] * count)
     found = Survey((PROMPT,) * count, tuple(lengths), told, (0, 3, 16), True, (), {}, LastState())
