@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Threads that wait are to sleep: spinning ones slow everything down several times over where cores are busy.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: env test demo lab lab-gpu lint clean
+.PHONY: env test demo lab lab-gpu docs lint lines clean
 
 env: .venv/project.stamp
 
@@ -16,8 +16,14 @@ test: env
 demo: env
 	$(BIN)/python data/demo/investigate.py
 
+docs: env
+	$(BIN)/python -c "from eagle3lib.findings.catalogue import markdown; print(markdown(), end='')" > docs/findings.md
+
 lint: env
 	$(BIN)/ruff check .
+
+lines: env
+	$(BIN)/python benchmarks/lines.py
 
 # Bound to this machine and guarded by a token: reach it from elsewhere through the tunnel.
 lab: env

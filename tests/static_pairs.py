@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from eagle3lib.findings.config_rules import inspect
-from eagle3lib.findings.rule import Inspection
+from eagle3lib.findings.inspection import Inspection
 
 H, VOCAB, SMALL, LAYERS = 64, 256, 48, 12
 LAUNCH = (

@@ -16,7 +16,7 @@ from static_pairs import SMALL, VOCAB, H, Pair
 
 from eagle3lib.batch.cure import write_cured_draft
 from eagle3lib.errors import InputError
-from eagle3lib.findings.config_rules import Inspection, corrected_config, inspect, rule_table
+from eagle3lib.findings.config_rules import Inspection, corrected_config, inspect
 from eagle3lib.findings.edits import apply_edits
 from eagle3lib.findings.finding import Edit
 
@@ -164,12 +164,6 @@ def test_unsafe_weights_become_a_finding_and_nothing_runs(tmp_path: Path) -> Non
     found = inspect(draft_folder, target_folder)
     assert told(found) == {"weights.unsafe_file"}
     assert not (tmp_path / "ran").exists()
-
-
-def test_rules_name_their_sources() -> None:
-    table = rule_table()
-    assert len(table) == len({(row["kind"], row["evidence"]) for row in table})
-    assert all(row["source"] and row["evidence"] and row["consequence"] for row in table)
 
 
 VALUES = st.one_of(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from eagle3lib.engine.capture_ids import VERSIONS, ids_for
 from eagle3lib.findings.finding import Edit
-from eagle3lib.findings.rule import Inspection
+from eagle3lib.findings.inspection import Inspection
 from eagle3lib.measuring.streams import Boundary
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 

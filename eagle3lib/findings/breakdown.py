@@ -12,8 +12,8 @@ import torch
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.finding import Finding
+from eagle3lib.findings.inspection import Inspection
 from eagle3lib.findings.offline import Pair, Watch
-from eagle3lib.findings.rule import Inspection
 from eagle3lib.findings.wiring_rules import accuracy_findings, coverage_findings
 from eagle3lib.maths.draft import Chains
 from eagle3lib.maths.vocabulary import target_ids

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from eagle3lib.findings.finding import Finding
-from eagle3lib.findings.rule import Inspection
+from eagle3lib.findings.inspection import Inspection
 from eagle3lib.measuring.acceptance import Acceptance
 from eagle3lib.measuring.rates import Difference, paired_difference
 from eagle3lib.measuring.significance import is_significant

@@ -9,8 +9,9 @@ from torch import Tensor, arange
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.boundaries import ids_remedy, layer_difference
-from eagle3lib.findings.finding import Edit, Finding
-from eagle3lib.findings.rule import Inspection
+from eagle3lib.findings.catalogue import make_finding
+from eagle3lib.findings.finding import Finding
+from eagle3lib.findings.inspection import Inspection
 from eagle3lib.maths.target import Target
 from eagle3lib.measuring.replay import StageDiff, replay
 from eagle3lib.measuring.streams import SHIFTS, Boundary, StreamMatch, rank_disagreement
@@ -19,50 +20,6 @@ from eagle3lib.reading.target_config import TargetConfig
 
 #: Rounding keeps replicated states of two ranks far nearer than this; partial sums lie farther apart.
 MAX_RANK_DIFFERENCE = 0.05
-
-#: kind -> (what follows, what to do; "" where the remedy is the list of ids)
-_KINDS = {
-    "aux.count": ("fc reads other states' columns, or the server fails at the first draft.", ""),
-    "aux.layers": ("fc was trained on other layers' states: what it makes of these is noise to the draft.", ""),
-    "aux.ids_convention": ("All states are as many blocks off: the ids are in another numbering.", ""),
-    "aux.final_boundary": (
-        "fc was trained on the last state before the final norm and reads it after, or reverse.",
-        "",
-    ),
-    "aux.order": (
-        "fc applies to each state the columns trained for another one.",
-        "SGLang gathers states in layer order whatever the list's order: permute the column blocks of "
-        "fc.weight to ascending boundaries, and write the ids in that order.",
-    ),
-    "aux.partial_sum": (
-        "The states were taken before the sum over tensor-parallel ranks: each rank feeds its own part.",
-        "Serve without the fused all-reduce, or with --tp-size 1, and compare.",
-    ),
-    "align.shift": (
-        "Every state is paired with the embedding of a wrong token: trained was state t with token t + 1.",
-        "The engine's draft inputs are off: check its version, and patches to the draft worker.",
-    ),
-    "capture.unmatched": (
-        "What entered the draft is none of the target's states for these tokens.",
-        "Check that the reference is this target (revision, precision, template), and capture every rank.",
-    ),
-    "capture.diverged": (
-        "From there on the engine's draft computes something else than these files say, whatever it is fed.",
-        "Look at what that stage reads: fc (weights, norms before it), qkv_input (embedding, norms), attention_output "
-        "(RoPE base and scaling, window, heads), residual (MLP); or the server loads another draft or another config.",
-    ),
-    "capture.truncated": (
-        "Rows are missing: tokens and states cannot be paired.",
-        "Capture again, one request at a time, with the prefix cache emptied before each.",
-    ),
-    "capture.layout": ("The columns cannot be told apart.", "Capture with the target that is given here."),
-    "capture.nonfinite": ("The draft computes NaN, or these rows were never written.", "Capture again."),
-}
-
-
-def _finding(kind: str, subject: str, evidence: str, remedy: str = "", edits: tuple[Edit, ...] = ()) -> Finding:
-    consequence, usual = _KINDS[kind]
-    return Finding(kind, "error", subject, evidence, consequence, remedy or usual, edits)
 
 
 def known_target(inspection: Inspection) -> TargetConfig:
@@ -91,7 +48,7 @@ def stage_findings(stages: Sequence[StageDiff]) -> list[Finding]:
         f"On the engine's own inputs its {first.stage} differs from what these weights give: relative error "
         f"{first.relative:.3g}, rounding allows {first.tolerance:.0e}; all stages before it agree."
     )
-    return [_finding("capture.diverged", first.stage, evidence)]
+    return [make_finding("capture.diverged", first.stage, evidence)]
 
 
 def stream_findings(
@@ -105,19 +62,19 @@ def stream_findings(
     shifted = [match for match in matches if match.boundary is not None and match.shift]
     if shifted:
         rows = [f"stream {m.stream}: row t holds boundary {m.boundary} of position t{m.shift:+d}" for m in shifted]
-        found.append(_finding("align.shift", "rows of fc's input", "; ".join(rows)))
+        found.append(make_finding("align.shift", "rows of fc's input", "; ".join(rows)))
     if expected is None:
         return found
     remedy, edits = ids_remedy(expected, inspection)
     if len(matches) != len(expected):
         evidence = f"{len(matches)} states were captured, the draft was trained on {len(expected)}: {list(expected)}"
-        return [*found, _finding("aux.count", "fc's input", evidence, remedy, edits)]
+        return [*found, make_finding("aux.count", "fc's input", evidence, remedy=remedy, edits=edits)]
     kind = layer_difference([match.boundary for match in matches], list(expected), inspection.layers)
     if kind == "aux.order":
         remedy, edits = "", ()
     if kind is not None:
         evidence = "; ".join(_line(match, want) for match, want in zip(matches, expected, strict=True))
-        found.append(_finding(kind, "fc's input", evidence, remedy, edits))
+        found.append(make_finding(kind, "fc's input", evidence, severity="error", remedy=remedy, edits=edits))
     return found
 
 
@@ -134,9 +91,9 @@ def _unmatched(match: StreamMatch) -> Finding:
     subject = f"stream {match.stream}"
     if match.scale != 1.0:
         evidence = f"{1 / match.scale:.0f} times this stream is boundary {match.nearest}, the stream itself is none"
-        return _finding("aux.partial_sum", subject, evidence)
+        return make_finding("aux.partial_sum", subject, evidence)
     nearest = f"nearest is boundary {match.nearest}: cosine {match.cosine:.4f}, "
-    return _finding("capture.unmatched", subject, nearest + f"relative error {match.relative_error:.3f}")
+    return make_finding("capture.unmatched", subject, nearest + f"relative error {match.relative_error:.3f}")
 
 
 def capture_findings(captures: Sequence[Capture], hidden: int) -> list[Finding]:
@@ -156,18 +113,18 @@ def _file_findings(capture: Capture, hidden: int) -> Iterator[Finding]:
         rows["input_ids"] = len(capture.input_ids)
     if len(set(rows.values())) > 1 or len(aux) == 0:
         evidence = ", ".join(f"{count} rows of {name}" for name, count in rows.items())
-        yield _finding("capture.truncated", capture.source, evidence)
+        yield make_finding("capture.truncated", capture.source, evidence)
     elif capture.positions.tolist() != list(range(len(aux))):
         gaps = sorted(set(range(int(capture.positions.max()) + 1)) - set(capture.positions.tolist()))
         evidence = f"{len(gaps)} positions missing, from {gaps[0]}" if gaps else "positions repeat or run backwards"
-        yield _finding("capture.truncated", capture.source, evidence)
+        yield make_finding("capture.truncated", capture.source, evidence)
     if aux.shape[-1] % hidden:
         evidence = f"width {aux.shape[-1]} is no multiple of the target's {hidden}"
-        yield _finding("capture.layout", capture.source, evidence)
+        yield make_finding("capture.layout", capture.source, evidence)
     broken, empty = int((~aux.isfinite()).any(-1).sum()), int((aux == 0).all(-1).sum())
     if broken or empty:
         evidence = f"of {len(aux)} rows {broken} hold NaN or Inf, {empty} are all zero"
-        yield _finding("capture.nonfinite", capture.source, evidence)
+        yield make_finding("capture.nonfinite", capture.source, evidence)
 
 
 def _rank_findings(captures: Sequence[Capture]) -> Iterator[Finding]:
@@ -181,7 +138,7 @@ def _rank_findings(captures: Sequence[Capture]) -> Iterator[Finding]:
         difference = rank_disagreement(ranks)
         if difference > MAX_RANK_DIFFERENCE:
             evidence = f"the rows of its {len(ranks)} ranks differ by {difference:.0%}"
-            yield _finding("aux.partial_sum", f"request {request}", evidence)
+            yield make_finding("aux.partial_sum", f"request {request}", evidence)
             return
 
 
@@ -199,4 +156,4 @@ def _pairing_findings(captures: Sequence[Capture]) -> Iterator[Finding]:
     best = max(SHIFTS, key=lambda shift: agreeing[shift])
     if best and agreeing[best] > 2 * agreeing[0]:
         evidence = f"row t is paired with token t{1 + best:+d} in {agreeing[best]} rows, t+1 in {agreeing[0]}"
-        yield _finding("align.shift", "the draft's input ids", evidence)
+        yield make_finding("align.shift", "the draft's input ids", evidence)

@@ -5,27 +5,17 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from eagle3lib.engine.engine_config import resolve_engine_config
 from eagle3lib.errors import InputError, UnsafeFile
-from eagle3lib.findings import (
-    rules_architecture,
-    rules_flags,
-    rules_geometry,
-    rules_layers,
-    rules_norms,
-    rules_positions,
-    rules_speculation,
-    rules_vocab,
-    rules_weights,
-)
+from eagle3lib.findings import rules_draft, rules_launch, rules_layers, rules_weights
 from eagle3lib.findings.edits import apply_edits
 from eagle3lib.findings.finding import Finding, by_severity
-from eagle3lib.findings.rule import Inspection, Rule
+from eagle3lib.findings.inspection import Inspection
 from eagle3lib.findings.weight_facts import weight_facts
 from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import DraftConfig
@@ -33,17 +23,12 @@ from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.target_config import TargetConfig
 from eagle3lib.trainers.trained_wiring import trained_wiring
 
-#: The whole table, by theme.
-RULES: tuple[Rule, ...] = (
+#: Every rule, by theme: each yields the findings of one inspection.
+RULES: tuple[Callable[[Inspection], Iterable[Finding]], ...] = (
     *rules_layers.RULES,
-    *rules_architecture.RULES,
-    *rules_norms.RULES,
-    *rules_positions.RULES,
+    *rules_draft.RULES,
     *rules_weights.RULES,
-    *rules_vocab.RULES,
-    *rules_geometry.RULES,
-    *rules_speculation.RULES,
-    *rules_flags.RULES,
+    *rules_launch.RULES,
 )
 
 
@@ -114,13 +99,7 @@ def changed(inspection: Inspection, ids: Sequence[int] | None, launch_text: str)
 
 def judge(inspection: Inspection) -> list[Finding]:
     """Every rule's findings, errors first."""
-    return by_severity([finding for rule in RULES for finding in rule.judge(inspection)])
-
-
-def rule_table() -> list[dict[str, Any]]:
-    """Every rule as plain values, for the documentation."""
-    names = ("kind", "severity", "evidence", "consequence", "source")
-    return [{**{name: getattr(rule, name) for name in names}, "engines": ", ".join(rule.engines)} for rule in RULES]
+    return by_severity([finding for rule in RULES for finding in rule(inspection)])
 
 
 def corrected_config(inspection: Inspection) -> tuple[dict[str, Any], str]:

@@ -1,14 +1,15 @@
-"""The edits of remedies, applied to a draft's config: 01's corrected config and a cured run get the same one."""
+"""The edits of remedies, and a draft's config with them applied: 01's corrected config and a cured run get the same."""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle3lib.engine.loading import NORM_PLACES
 from eagle3lib.findings.finding import Edit
-from eagle3lib.findings.rule import Inspection
+from eagle3lib.findings.inspection import Inspection
 from eagle3lib.reading.draft_config import DraftConfig
 
 #: Fields of other programs that say nothing to SGLang once their content stands at the top level.
@@ -22,6 +23,16 @@ _FOREIGN = (
     "aux_hidden_states_layer_ids",
     "eagle_aux_hidden_state_layer_ids",
 )
+
+
+def set_config(key: str, value: Any) -> dict[str, Any]:
+    """Remedy and edit that set one field of the draft's config."""
+    return {"remedy": f"Set {key} to {json.dumps(value)}.", "edits": [Edit("draft config", key, value)]}
+
+
+def drop_flag(flag: str) -> dict[str, Any]:
+    """Remedy and edit that take one flag off the launch line."""
+    return {"remedy": f"Drop {flag}.", "edits": [Edit("launch", flag, None)]}
 
 
 def place_of(switch: str, inspection: Inspection) -> str:

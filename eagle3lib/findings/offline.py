@@ -11,7 +11,7 @@ from pathlib import Path
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import inspect
-from eagle3lib.findings.rule import Inspection
+from eagle3lib.findings.inspection import Inspection
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring

@@ -1,4 +1,4 @@
-"""Rules about which target states are captured, and in which order."""
+"""Rules about the target states that the draft is fed: how many, which layers, in which order."""
 
 from __future__ import annotations
 
@@ -7,163 +7,187 @@ from typing import Any
 
 from eagle3lib.engine.capture_ids import family_rule, ids_for
 from eagle3lib.findings.boundaries import ids_remedy, layer_difference
-from eagle3lib.findings.rule import Facts, Inspection, Rule
+from eagle3lib.findings.catalogue import make_finding
+from eagle3lib.findings.edits import set_config
+from eagle3lib.findings.finding import Finding
+from eagle3lib.findings.inspection import Inspection
 from eagle3lib.maths.wiring import default_boundaries
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
-_CAPTURE = "sgl-project/sglang srt/models/<target>.py set_eagle3_layers_to_capture"
-_RESOLVE = (
-    "sgl-project/sglang srt/model_executor/model_runner_components/spec_aux_hidden_state.py "
-    "_resolve_eagle_aux_hidden_state"
-)
+
+def fc_states(i: Inspection) -> tuple[int, int, str] | None:
+    """States that the file's fc takes, their width, and the tensor's name."""
+    info = i.checkpoint.find("fc.weight") if i.checkpoint else None
+    width = i.target.hidden_size if i.target else i.draft.target_hidden_size or i.draft.hidden_size
+    if info is None or len(info.shape) != 2 or not width or info.shape[1] % width:
+        return None
+    return info.shape[1] // width, width, info.name
 
 
-def _facts(i: Inspection) -> dict[str, Any]:
-    found = i.served.captured
-    pairs = found.pairs if found else ()
-    return {
-        "ids": list(i.draft.aux_ids or ()),
-        "place": i.draft.aux_place,
-        "pairs": ", ".join(f"{'default' if a is None else a} -> {'nothing' if b is None else b}" for a, b in pairs),
-        "captured": list(found.boundaries if found else ()),
-        "trained": list(i.trained.boundaries or ()),
-        "why": i.trained.reason,
-        "family": i.target.family if i.target else "unknown",
-    }
+def count(i: Inspection) -> Iterator[Finding]:
+    taken, captured = fc_states(i), i.served.captured
+    if not i.draft.use_aux and (taken is None or taken[0] != 1):
+        fed = f"fc takes {taken[0]} states" if taken else "an EAGLE-3 fc takes several"
+        what = f"use_aux_hidden_state is false, so the draft gets the target's normed last state alone; {fed}."
+        switch = "eagle_config.use_aux_hidden_state"
+        yield make_finding("aux.count", switch, what, **set_config(switch, True))
+        return
+    subject = "eagle_aux_hidden_state_layer_ids"
+    for problem in captured.problems if captured else ():
+        if problem.topic in ("repeat", "empty"):
+            default = f"the default layers of a target of {i.layers} blocks"
+            why = default if captured.default else f"ids {i.draft.aux_ids}"
+            remedy = "List as many different layers as fc takes states, the ones it was trained on."
+            yield make_finding("aux.count", subject, f"{why}: {problem.text}.", remedy=remedy)
+            return
+    sized = i.served.aux_count
+    if taken and (taken[0] != sized or captured and not captured.problems and taken[0] != len(captured.boundaries)):
+        states, width, name = taken
+        fed = len(captured.boundaries) if captured else sized
+        what = f"{name} takes {states} states of width {width}, SGLang sizes fc for {sized} and captures {fed}."
+        yield make_finding("aux.count", subject, what)
 
 
-def _cured(i: Inspection, boundaries: tuple[int, ...] | None) -> dict[str, Any]:
-    """The facts, with the ids that make the engine capture these boundaries."""
+def target_family(i: Inspection) -> Iterator[Finding]:
+    if "family" in i.topics:
+        what = f"{i.served.captured.problems[0].text} ({i.target.architecture})."
+        yield make_finding("arch.unsupported", "target architecture", what, case="target")
+
+
+def unread(i: Inspection) -> Iterator[Finding]:
+    if i.draft.aux_ids is None or ENGINE_PLACE in i.draft.aux_found:
+        return
+    captured, trained = i.served.captured, i.trained.boundaries
+    what = (
+        f"{i.draft.aux_place} holds {list(i.draft.aux_ids)}, meaning boundaries {list(trained or ())} "
+        f"({i.trained.reason}). SGLang {i.served.version} reads {ENGINE_PLACE} alone and captures its default "
+        "boundaries "
+    )
+    if captured is None:
+        remedy = "Give the target: then the ids that SGLang needs can be told."
+        yield make_finding(
+            "aux.ids_unread", i.draft.aux_place, what + "[2, n//2, n-3].", severity="note", remedy=remedy
+        )
+    elif captured.boundaries not in i.trained.candidates:
+        what += f"{list(captured.boundaries)}."
+        yield make_finding("aux.ids_unread", i.draft.aux_place, what, **_cure(i, trained))
+
+
+def _cure(i: Inspection, boundaries: tuple[int, ...] | None) -> dict[str, Any]:
+    """Remedy and edits that make the engine capture these boundaries, where they and the target are known."""
     if i.target is None or boundaries is None:
-        return _facts(i)
+        return {}
     remedy, edits = ids_remedy(boundaries, i)
-    return {**_facts(i), "remedy": remedy, "edits": edits}
+    return {"remedy": remedy, "edits": edits}
 
 
 def _possible(i: Inspection, boundaries: tuple[int, ...]) -> bool:
     return ids_for(boundaries, i.target.family, i.target.layers, i.served.version).ids is not None
 
 
-def _unread(i: Inspection) -> Iterator[Facts]:
-    if i.draft.aux_ids is None or ENGINE_PLACE in i.draft.aux_found:
-        return
-    if i.served.captured is None:
-        remedy = "Give the target: then the ids that SGLang needs can be told."
-        yield {**_facts(i), "severity": "note", "captured": "[2, n//2, n-3]", "remedy": remedy}
-    elif i.served.captured.boundaries not in i.trained.candidates:
-        yield _cured(i, i.trained.boundaries)
+def _by_id(i: Inspection) -> str:
+    pairs = i.served.captured.pairs if i.served.captured else ()
+    shown = ", ".join(f"{'default' if a is None else a} -> {'nothing' if b is None else b}" for a, b in pairs)
+    return f"(id -> boundary: {shown})"
+
+
+def _captured(i: Inspection) -> list[int]:
+    return list(i.captured_boundaries or ())
+
+
+def other_layers(i: Inspection) -> Iterator[Finding]:
+    """``aux.layers`` or ``aux.ids_convention``, where the engine reads the ids."""
+    kind, trained = _difference(i), i.trained.boundaries
+    if kind == "aux.layers":
+        what = f"Captured are boundaries {_captured(i)} {_by_id(i)}; trained on {list(trained)} ({i.trained.reason})."
+        yield make_finding(kind, ENGINE_PLACE, what, **_cure(i, trained))
+    elif kind == "aux.ids_convention":
+        what = (
+            f"Ids {list(i.draft.aux_ids or ())} are captured on {i.target.family} as boundaries {_captured(i)} "
+            f"{_by_id(i)}; trained on {list(trained)} ({i.trained.reason})."
+        )
+        yield make_finding(kind, ENGINE_PLACE, what, **_cure(i, trained))
 
 
 def _difference(i: Inspection) -> str | None:
     """How the captured boundaries differ from the trained ones, when the ids are read by the engine."""
-    found, trained = i.served.captured, i.trained.boundaries
-    if found is None or trained is None or found.default or ENGINE_PLACE not in i.draft.aux_found:
+    captured, trained = i.served.captured, i.trained.boundaries
+    if captured is None or trained is None or captured.default or ENGINE_PLACE not in i.draft.aux_found:
         return None
     wanted = tuple(sorted(trained))
-    if found.boundaries == wanted or i.topics & {"family", "empty", "repeat"} or not _possible(i, trained):
+    if captured.boundaries == wanted or i.topics & {"family", "empty", "repeat"} or not _possible(i, trained):
         return None  # other rules say it
-    if len(found.pairs) != len(wanted):
+    if len(captured.pairs) != len(wanted):
         return "aux.layers"
-    return layer_difference([b for _, b in sorted(found.pairs)], wanted, i.layers) or "aux.layers"
+    return layer_difference([b for _, b in sorted(captured.pairs)], wanted, i.layers) or "aux.layers"
 
 
-def _differing(i: Inspection, kind: str) -> Iterator[Facts]:
-    if _difference(i) == kind:
-        yield _cured(i, i.trained.boundaries)
-
-
-def _two_readings(i: Inspection) -> Iterator[Facts]:
-    found, readings = i.served.captured, i.trained.candidates
-    if found is None or found.problems or len(readings) < 2 or ENGINE_PLACE not in i.draft.aux_found:
+def two_readings(i: Inspection) -> Iterator[Finding]:
+    captured, readings = i.served.captured, i.trained.candidates
+    if captured is None or captured.problems or len(readings) < 2 or ENGINE_PLACE not in i.draft.aux_found:
         return
-    others = [reading for reading in readings if reading != found.boundaries]
+    others = [reading for reading in readings if reading != captured.boundaries]
     other = others[0]
     # default layers and the embedding are chosen on purpose, their neighbours hardly ever
-    likely_wrong = other == default_boundaries(i.layers) or 0 in other and 0 not in found.boundaries
-    yield {
-        **_facts(i),
-        "others": " or ".join(str(list(reading)) for reading in others),
-        "severity": "warning" if likely_wrong or found.boundaries not in readings else "note",
-        "remedy": f"Notebook 04 tells which it is. If trained on {list(other)}: {_cured(i, other)['remedy']}",
-    }
+    likely_wrong = other == default_boundaries(i.layers) or 0 in other and 0 not in captured.boundaries
+    meant = " or ".join(str(list(reading)) for reading in others)
+    what = (
+        f"Ids {list(i.draft.aux_ids or ())} fit two conventions: SGLang {i.served.version} captures {_captured(i)} on "
+        f"{i.target.family} {_by_id(i)}; in another numbering they mean {meant}: {i.trained.reason}."
+    )
+    remedy = f"Notebook 04 tells which it is. If trained on {list(other)}: {_cure(i, other)['remedy']}"
+    severity = "warning" if likely_wrong or captured.boundaries not in readings else "note"
+    yield make_finding("aux.ids_convention", ENGINE_PLACE, what, case="two readings", severity=severity, remedy=remedy)
 
 
-def _order(i: Inspection) -> Iterator[Facts]:
+def order(i: Inspection) -> Iterator[Finding]:
     ids = i.draft.aux_ids
     if ids is None or list(ids) == sorted(ids) or len(set(ids)) < len(ids):
         return
     certain = i.draft.dialect == "angelslim"
     rule = family_rule(i.target.family, i.served.version) if i.target else None
     if certain or i.draft.dialect == "sglang" and (rule is None or rule.shift != "first"):
-        yield {**_facts(i), "severity": "error" if certain else "warning", "slots": list(i.trained.boundaries or ids)}
+        what = (
+            f"{i.draft.aux_place} is {list(ids)}, not ascending. SGLang gathers states in layer order "
+            f"({_captured(i)}), whatever the list's order; fc's columns were trained as {list(i.trained.boundaries or ids)} if in the "
+            "list's order."
+        )
+        yield make_finding("aux.order", i.draft.aux_place, what, severity="error" if certain else "warning")
 
 
-def _final(i: Inspection) -> Iterator[Facts]:
-    said = [problem.text for problem in i.served.captured.problems if problem.topic == "final"] if i.topics else []
+def final_boundary(i: Inspection) -> Iterator[Finding]:
+    problems = i.served.captured.problems if i.served.captured else ()
+    said = [problem.text for problem in problems if problem.topic == "final"]
+    start, cure = f"Ids {list(i.draft.aux_ids or ())} at {i.draft.aux_place}: ", {}
     if said:
-        yield {**_cured(i, i.trained.boundaries), "what": said[0]}
+        what, cure = said[0], _cure(i, i.trained.boundaries)
     elif i.draft.dialect == "angelslim" and i.target is not None and i.layers in (i.trained.boundaries or ()):
-        what = f"hidden_states[{i.layers}] in training is after the final norm, "
-        yield {**_facts(i), "what": what + f"boundary {i.layers} in SGLang is before it"}
+        what = f"hidden_states[{i.layers}] in training is after the final norm, boundary {i.layers} in SGLang before it"
+    else:
+        return
+    yield make_finding("aux.final_boundary", ENGINE_PLACE, f"{start}{what}.", **cure)
 
 
-def _embedding(i: Inspection) -> Iterator[Facts]:
+def embedding_state(i: Inspection) -> Iterator[Finding]:
     if i.target is None:
         return
     wanted = i.trained.boundaries or i.captured_boundaries or ()
     if "embedding" in i.topics or 0 in wanted and not _possible(i, wanted):
-        yield _cured(i, i.trained.boundaries or tuple(b or 0 for _, b in i.served.captured.pairs))
+        what = (
+            f"The draft takes the target's embedding output (boundary 0) as a state; ids {list(i.draft.aux_ids or ())} "
+            f"on {i.target.family}, SGLang {i.served.version}."
+        )
+        cure = _cure(i, i.trained.boundaries or tuple(b or 0 for _, b in i.served.captured.pairs))
+        yield make_finding("arch.unsupported", ENGINE_PLACE, what, case="embedding", **cure)
 
 
-def _range(i: Inspection) -> Iterator[Facts]:
+def out_of_range(i: Inspection) -> Iterator[Finding]:
     if "range" in i.topics and _difference(i) is None:
-        bad = [problem.text for problem in i.served.captured.problems if problem.topic == "range"]
-        yield {**_facts(i), "what": "; ".join(bad)}
+        bad = "; ".join(problem.text for problem in i.served.captured.problems if problem.topic == "range")
+        what = f"{i.draft.aux_place} is {list(i.draft.aux_ids or ())}: {bad}."
+        yield make_finding("config.out_of_range", i.draft.aux_place, what, case="layers")
 
 
 RULES = (
-    Rule("aux.ids_unread", "error", "{place}", _unread,
-         evidence="{place} holds {ids}, meaning boundaries {trained} ({why}). SGLang {version} reads "
-         f"{ENGINE_PLACE} alone and captures its default boundaries "
-         "{captured}.",
-         consequence="The draft is fed other layers than it was trained on: expect an accept length near 1.",
-         remedy=f"Write the ids where SGLang reads them: {ENGINE_PLACE}.",
-         source=_RESOLVE),
-    Rule("aux.ids_convention", "error", ENGINE_PLACE, lambda i: _differing(i, "aux.ids_convention"),
-         evidence="Ids {ids} are captured on {family} as boundaries {captured} (id -> boundary: {pairs}); trained on "
-         "{trained} ({why}).",
-         consequence="Neighbouring layers look alike, so the loss is from 0.1 accepted token to a collapse (first "
-         "position 10 % for 45 %).",
-         source=_CAPTURE),
-    Rule("aux.ids_convention", "note", ENGINE_PLACE, _two_readings,
-         evidence="Ids {ids} fit two conventions: SGLang {version} captures {captured} on {family} (id -> boundary: "
-         "{pairs}); in another numbering they mean {others}: {why}.",
-         consequence="One of the two is what the weights were trained on, and files do not say which.",
-         source=_CAPTURE),
-    Rule("aux.layers", "error", ENGINE_PLACE, lambda i: _differing(i, "aux.layers"),
-         evidence="Captured are boundaries {captured} (id -> boundary: {pairs}); trained on {trained} ({why}).",
-         consequence="The draft is fed other layers than it was trained on: expect a loss at every position, down to "
-         "1.00.",
-         source=_CAPTURE),
-    Rule("aux.order", "warning", "{place}", _order,
-         evidence="{place} is {ids}, not ascending. SGLang gathers states in layer order ({captured}), whatever the "
-         "list's order; fc's slots were trained as {slots} if in the list's order.",
-         consequence="Every column block of fc would get another layer's state: a loss at every position.",
-         remedy="Permute fc.weight's column blocks to ascending layers and sort the ids, or train in ascending order.",
-         source="Tencent/AngelSlim target_model_wrapper.py _extract_auxiliary_hidden_states; " + _CAPTURE),
-    Rule("aux.final_boundary", "error", ENGINE_PLACE, _final,
-         evidence="Ids {ids} at {place}: {what}.",
-         consequence="The state that the draft was trained on does not reach it.",
-         remedy="Use a draft trained without the last block's output on this target.",
-         source=_CAPTURE),
-    Rule("arch.unsupported", "error", ENGINE_PLACE, _embedding,
-         evidence="The draft takes the target's embedding output (boundary 0) as a state; ids {ids} on {family}, "
-         "SGLang {version}.",
-         consequence="The server stops at the first forward, or feeds another state.",
-         source=_CAPTURE),
-    Rule("config.out_of_range", "error", "{place}", _range,
-         evidence="{place} is {ids}: {what}.",
-         consequence="States are missing from fc's input: the server stops.",
-         remedy="List layers that the target has.",
-         source=_CAPTURE),
+    unread, other_layers, two_readings, order, final_boundary, embedding_state, out_of_range, count, target_family,
 )  # fmt: skip

@@ -1,18 +1,25 @@
-"""Rules about a draft's tensors: absent, unread, of another shape, broken."""
+"""Rules about a draft's tensors: absent, unread, of another shape, broken; its map, its head, its embedding."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from eagle3lib.engine.loading import aux_count
-from eagle3lib.findings.rule import Facts, Inspection, Rule, set_config
+from eagle3lib.findings.catalogue import make_finding
+from eagle3lib.findings.edits import set_config
+from eagle3lib.findings.finding import Finding
+from eagle3lib.findings.inspection import Inspection
 
-_LOAD = "sgl-project/sglang srt/models/llama_eagle3.py load_weights"
 #: Tensors that carry no training, or that rules of their own speak of.
 _SPOKEN_OF = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)verifier_|self_attn\.[qk]_norm\.|self_attn\.(q|k|v|qkv)_proj\.bias$|(^|\.)mask_hidden$"
 )
+#: Where trainers leave the vocabulary map outside of the weights.
+_SIDE_FILES = ("d2t.pt", "d2t.npy", "vocab_mapping.pt", "vocab_mapping/vocab_mapping.pt", "eagle_meta.pt", "cache.pt")
+#: A copy of the target's tensor is nearer than this.
+SAME = 0.01
 
 
 def _some(names: Sequence[str], most: int = 6) -> str:
@@ -20,49 +27,39 @@ def _some(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _unsafe(i: Inspection) -> Iterator[Facts]:
+def unsafe_file(i: Inspection) -> Iterator[Finding]:
     for error in i.unsafe:
-        yield {
-            "subject": error.where,
-            "found": error.found,
-            "expected": error.expected,
-            "remedy": error.cure or "Export the weights again as safetensors.",
-        }
+        what = f"{error.found}; expected {error.expected}."
+        yield make_finding("weights.unsafe_file", error.where, what, remedy=error.cure)
 
 
-def _missing(i: Inspection) -> Iterator[Facts]:
+def missing(i: Inspection) -> Iterator[Finding]:
     if i.checkpoint is None:
         return
     if i.checkpoint.absent:
         files = sorted(set(i.checkpoint.absent.values()))
-        yield {
-            "what": f"the index names {len(i.checkpoint.absent)} tensors in files that are not there: {_some(files)}",
-            "subject": files[0],
-            "remedy": "Download the missing files.",
-        }
+        what = f"the index names {len(i.checkpoint.absent)} tensors in files that are not there: {_some(files)}"
+        yield make_finding(
+            "weights.missing", files[0], f"In the weights, {what}.", remedy="Download the missing files."
+        )
     elif i.served.loading and i.served.loading.missing:
-        missing, unread = i.served.loading.missing, i.served.loading.unread
-        remedy = "Export these tensors."
-        if prefix := _prefix(unread):
+        names, remedy = i.served.loading.missing, ""
+        if prefix := _prefix(i.served.loading.unread):
             remedy = f"Strip the prefix {prefix!r} from the file's tensor names."
-        elif len(missing) == 1 and missing[0].startswith("model.embed_tokens"):
+        elif len(names) == 1 and names[0].startswith("model.embed_tokens"):
             remedy = "Export embed_tokens.weight: its width differs from the target's, so it is not shared."
-        yield {
-            "what": f"no tensor for {len(missing)} of the engine's parameters: {_some(missing)}",
-            "subject": missing[0],
-            "remedy": remedy,
-        }
+        what = f"In the weights, no tensor for {len(names)} of the engine's parameters: {_some(names)}."
+        yield make_finding("weights.missing", names[0], what, remedy=remedy)
 
 
-def _prefix(unread: Sequence[str]) -> str:
+def _prefix(names: Sequence[str]) -> str:
     """A prefix that all unread tensors of a layer share, such as ``draft_model.``."""
-    found = {
-        m[1] for n in unread if (m := re.match(r"(.+\.)(?:model\.)?(?:midlayer|layers\.\d+|fc|norm|lm_head)\.", n))
-    }
-    return found.pop() if len(found) == 1 else ""
+    pattern = r"(.+\.)(?:model\.)?(?:midlayer|layers\.\d+|fc|norm|lm_head)\."
+    prefixes = {match[1] for name in names if (match := re.match(pattern, name))}
+    return prefixes.pop() if len(prefixes) == 1 else ""
 
 
-def _unread(i: Inspection) -> Iterator[Facts]:
+def unread(i: Inspection) -> Iterator[Finding]:
     spoken_of = i.draft.tied and i.draft.reduced  # vocab.tied_head speaks of the head
     names = [
         name
@@ -71,74 +68,108 @@ def _unread(i: Inspection) -> Iterator[Facts]:
     ]
     if not names:
         return
-    remedy = "Find out which switch these belong to; if none, rename or remove them."
+    remedy = ""
     if prefix := _prefix(names):
         remedy = f"Strip the prefix {prefix!r} from the tensor names."
     elif i.served.version == "0.5.9" and any(re.match(r"(model\.)?layers\.0\.", name) for name in names):
         remedy = "Rename layers.0. to midlayer., or use SGLang 0.5.23."
-    yield {"count": len(names), "names": _some(names), "subject": names[0], "remedy": remedy}
+    what = f"{len(names)} tensors in the file are never loaded by SGLang {i.served.version}: {_some(names)}."
+    yield make_finding("weights.unread", names[0], what, remedy=remedy)
 
 
-def _shape(i: Inspection) -> Iterator[Facts]:
+def shape(i: Inspection) -> Iterator[Finding]:
     width = i.target.hidden_size if i.target else 0
     for name, there, here in i.served.loading.misshapen if i.served.loading else ():
         if name.endswith("lm_head.weight") and there[1:] == here[1:]:
             continue  # vocab.head_mismatch
-        cure: Facts = {"remedy": "Use the config that these weights were exported with."}
+        cure: dict[str, Any] = {}
         if width and name.endswith("fc.weight") and len(there) == 2 and there[0] == here[0]:
             if there[1] == aux_count(i.draft, i.served.version) * width:
                 cure = set_config("target_hidden_size", width)
             elif there[1] % width == 0:
                 continue  # aux.count
-        yield {"name": name, "there": list(there), "here": list(here), "subject": name, **cure}
+        what = f"{name} is {list(there)} in the file, {list(here)} by the config."
+        yield make_finding("weights.shape", name, what, **cure)
 
 
-def _broken(i: Inspection) -> Iterator[Facts]:
-    for what in dict.fromkeys(bad.what for bad in i.weights.broken):
-        alike = [bad for bad in i.weights.broken if bad.what == what]
-        yield {
-            "names": _some([bad.name for bad in alike]),
-            "what": what,
-            "subject": alike[0].name,
-            "count": f"{sum(bad.count for bad in alike):,}",
-            "seen": f"{sum(bad.seen for bad in alike):,}",
-            "effect": "Logits become NaN: next to nothing is accepted."
-            if "NaN" in what
-            else "Training leaves no such tensor: the draft cannot work as trained.",
-        }
-
-
-def _ones(i: Inspection) -> Iterator[Facts]:
+def broken(i: Inspection) -> Iterator[Finding]:
+    for fault in dict.fromkeys(bad.what for bad in i.weights.broken):
+        alike = [bad for bad in i.weights.broken if bad.what == fault]
+        count, seen = sum(bad.count for bad in alike), sum(bad.seen for bad in alike)
+        what = f"{_some([bad.name for bad in alike])}: {fault} in {count:,} of {seen:,} values looked at."
+        effect = "Logits become NaN: next to nothing is accepted." if "NaN" in fault else ""
+        yield make_finding("weights.nonfinite", alike[0].name, what, consequence=effect)
     if ones := i.weights.ones:
-        yield {"names": _some(ones), "count": len(ones), "subject": ones[0]}
+        what = f"{len(ones)} norms are all ones: {_some(ones)}."
+        yield make_finding("weights.nonfinite", ones[0], what, case="ones")
 
 
-RULES = (
-    Rule("weights.unsafe_file", "error", "weights", _unsafe,
-         evidence="{found}; expected {expected}.",
-         consequence="The file was not read: reading it could run code or leave the folder.",
-         source="pytorch torch.load weights_only"),
-    Rule("weights.missing", "error", "weights", _missing,
-         evidence="In the weights, {what}.",
-         consequence="SGLang {version} starts without a word and serves initial values (ones for norms, anything for "
-         "matrices): accept length near 1.00 if head, fc or projections are among them.",
-         source=_LOAD),
-    Rule("weights.unread", "error", "weights", _unread,
-         evidence="{count} tensors in the file are never loaded by SGLang {version}: {names}.",
-         consequence="What they learned is lost without a word.",
-         source=_LOAD),
-    Rule("weights.shape", "error", "weights", _shape,
-         evidence="{name} is {there} in the file, {here} by the config.",
-         consequence="The server stops while it loads the weights.",
-         source=_LOAD),
-    Rule("weights.nonfinite", "error", "weights", _broken,
-         evidence="{names}: {what} in {count} of {seen} values looked at.",
-         consequence="{effect}",
-         remedy="Export the weights again from a sound training state.",
-         source="this workbook"),
-    Rule("weights.nonfinite", "note", "weights", _ones,
-         evidence="{count} norms are all ones: {names}.",
-         consequence="Nothing by itself: a norm may never have been trained, or been copied untrained.",
-         remedy="None.",
-         source="this workbook"),
-)  # fmt: skip
+def vocabulary_map(i: Inspection) -> Iterator[Finding]:
+    folder = i.checkpoint.folder if i.checkpoint else None
+    beside = ", ".join(name for name in _SIDE_FILES if folder and (folder / name).exists())
+    for fault, text in i.weights.vocab:
+        lies = f"Export d2t with the weights: {beside} lies beside them." if fault == "missing" and beside else ""
+        yield make_finding(f"vocab.map.{fault}", "d2t", f"{text}.", remedy=lies)
+
+
+def head(i: Inspection) -> Iterator[Finding]:
+    rows, size, vocab = i.weights.head_rows, i.draft.draft_vocab_size, i.draft.vocab_size
+    if rows is None or i.draft.tied:
+        return
+    expected = size or vocab
+    if expected and rows != expected:
+        length, stated = i.weights.map_length, size if size is not None else "not given"
+        what = (
+            f"lm_head.weight has {rows:,} rows, the config expects {expected:,} (draft_vocab_size {stated}, vocab_size "
+            f"{vocab}), d2t has {length or 'no'} entries."
+        )
+        cure = set_config("draft_vocab_size", rows) if length in (None, rows) else {}
+        yield make_finding("vocab.head_mismatch", "lm_head.weight", what, case="rows", **cure)
+        return
+    if (error := i.weights.head_error) is not None and error > SAME:
+        what = (
+            "draft_vocab_size is null, so that SGLang puts the target's head in the place of the draft's own, which "
+            f"differs from it by {100 * error:.3g} % (relative error)."
+        )
+        cure = set_config("draft_vocab_size", rows)
+        yield make_finding("vocab.head_mismatch", "draft_vocab_size", what, case="replaced", **cure)
+        return
+    matches = i.weights.head_matches
+    if matches and matches[1] >= max(4, 0.75 * matches[2]) and matches[0] <= matches[1] / 4:
+        what = (
+            f"of {matches[2]} probed rows of lm_head.weight, {matches[1]} lie close to a row of the target's head, and "
+            f"for {matches[0]} of them it is the row that d2t names."
+        )
+        yield make_finding("vocab.head_mismatch", "lm_head.weight", what)
+
+
+def tied_head(i: Inspection) -> Iterator[Finding]:
+    if not i.draft.tied or not i.draft.reduced:
+        return
+    own = i.checkpoint.find("lm_head.weight") if i.checkpoint else None
+    cure = set_config("tie_word_embeddings", False)
+    if own:
+        said = f"the file's {own.name} {list(own.shape)} is dropped"
+    elif i.checkpoint is None:
+        said = "the weights are not known"
+    else:
+        said = "the file holds no lm_head.weight"
+        cure["remedy"] += " And export the head that was trained."
+    size, vocab = f"{i.draft.draft_vocab_size:,}", f"{i.draft.vocab_size:,}"
+    what = f"tie_word_embeddings is true with a draft vocabulary of {size} out of {vocab}; {said}."
+    yield make_finding("vocab.tied_head", "tie_word_embeddings", what, **cure)
+
+
+def embedding(i: Inspection) -> Iterator[Finding]:
+    error = i.weights.embed_error
+    own = i.checkpoint.find("embed_tokens.weight") if i.checkpoint else None
+    if error is not None and error > SAME:
+        differs = f"differs from the target's by {100 * error:.3g} % (relative error)"
+        text = "has another shape than the target's" if error == float("inf") else differs
+        yield make_finding("embed.replaced", own.name, f"The draft's own embedding {text}.")
+    elif own and error is None and i.draft.shares_embedding:
+        what = "The draft's own embedding could not be compared with the target's (not given)."
+        yield make_finding("embed.replaced", own.name, what, severity="note")
+
+
+RULES = (unsafe_file, missing, unread, shape, broken, vocabulary_map, head, tied_head, embedding)

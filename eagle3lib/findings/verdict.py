@@ -8,19 +8,14 @@ before symptoms, which say that something is wrong and not what.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from eagle3lib.findings.catalogue import entry
 from eagle3lib.findings.finding import Edit
 
-#: In these families kinds are rival explanations of one thing: what was measured stands, guesses give way.
-RIVALS = ("aux", "rope")
-
-#: Kinds of which notebook 02 is the better judge: wired so, no draft predicts well from the first position on.
-REFUTABLE = ("aux.layers", "aux.order", "aux.ids_convention", "norm.before_fc", "norm.fc", "norm.before_residual",
-             "norm.head", "embed", "vocab.map", "vocab.head_mismatch", "vocab.tied_head")  # fmt: skip
 #: What is left of a suspicion from files alone that 02 refutes, and what to do about it.
 REFUTED = 0.1
 LEAVE = (
@@ -35,12 +30,8 @@ BELIEF = {"error": 0.9, "warning": 0.5}
 #: However many agree, they read the same files.
 CERTAIN = 0.99
 
-#: Kinds that say *that* something is wrong: they never rank above a cause that explains them.
-SYMPTOMS = ("acceptance", "metric", "cost", "capture")
-#: Kinds that cap or lower what a rightly fed draft can gain.
-LIMITS = ("flags", "context", "quality", "sampling", "vocab.coverage", "target", "engine")
 #: What a rank costs in confidence, so that a doubtful cause does not hide a certain limit.
-RANK_COST = (0.0, 0.1, 1.0)
+RANK_COST = {"cause": 0.0, "limit": 0.1, "symptom": 1.0}
 
 #: How far below a prediction on other text a served accept length may lie before it stands against it.
 OTHER_TEXT = 0.2
@@ -103,13 +94,13 @@ def _refuted(by_cause: dict[str, _Found], records: _Records) -> set[str]:
     if not starts or offline.get("answer") != "sound" or offline.get("measured") != "as configured":
         return set()
     alone = {cause for cause, found in by_cause.items() if {stem for stem, _ in found} == {FILES}}
-    return {cause for cause in alone if _among(cause, REFUTABLE)}
+    return {cause for cause in alone if (known := entry(cause)) and known.refutable}
 
 
 def _without_guesses(by_cause: dict[str, _Found]) -> dict[str, _Found]:
     """Without the causes that are only likely where another kind of the same family is shown."""
     shown = {cause for cause, found in by_cause.items() if any(f["severity"] == "error" for _, f in found)}
-    settled = {cause.split(".")[0] for cause in shown} & set(RIVALS)
+    settled = {cause.split(".")[0] for cause in shown if (known := entry(cause)) and known.rivals}
     return {c: found for c, found in by_cause.items() if c in shown or c.split(".")[0] not in settled}
 
 
@@ -140,18 +131,19 @@ def _diagnose(found: _Found, refuted: bool) -> Diagnosis:
     )
 
 
+def role(kind: str) -> str:
+    """``"cause"``, ``"limit"`` or ``"symptom"``, by the catalogue; an unknown kind is taken for a cause."""
+    known = entry(kind)
+    return known.role if known else "cause"
+
+
 def is_symptom(kind: str) -> bool:
     """It says that something is wrong, and not what."""
-    return _among(kind, SYMPTOMS)
+    return role(kind) == "symptom"
 
 
 def _rank(diagnosis: Diagnosis) -> float:
-    place = 2 if is_symptom(diagnosis.kind) else 1 if _among(diagnosis.kind, LIMITS) else 0
-    return RANK_COST[place] - diagnosis.confidence
-
-
-def _among(kind: str, families: Iterable[str]) -> bool:
-    return any(kind == family or kind.startswith(family + ".") for family in families)
+    return RANK_COST[role(diagnosis.kind)] - diagnosis.confidence
 
 
 def _healthy(diagnosis: tuple[Diagnosis, ...], records: _Records) -> bool | None:

@@ -14,7 +14,7 @@ from eagle3lib.reporting.tables import NOTHING, SIGNS, length, rate, table, text
 if TYPE_CHECKING:
     from IPython.display import HTML
 
-    from eagle3lib.findings.rule import Inspection
+    from eagle3lib.findings.inspection import Inspection
     from eagle3lib.findings.verdict import Verdict
     from eagle3lib.maths.trace import Stage
     from eagle3lib.measuring.evaluation import Evaluation

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from IPython.display import HTML
 
-    from eagle3lib.findings.rule import Inspection
+    from eagle3lib.findings.inspection import Inspection
     from eagle3lib.measuring.rates import Rate
 
 WIDE = ipywidgets.Layout(width="95%")

@@ -1,16 +1,12 @@
-"""One rule of the static inspection as data, and what rules look at."""
+"""What the rules of notebook 01 look at: draft, target and launch line, read once."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from eagle3lib.engine.capture_ids import VERSIONS
 from eagle3lib.engine.engine_config import EngineConfig
 from eagle3lib.errors import InputError, UnsafeFile
-from eagle3lib.findings.finding import Edit, Finding, Severity
+from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.weight_facts import WeightFacts
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.reading.checkpoint import Checkpoint
@@ -75,52 +71,3 @@ class Inspection:
         """What is wrong with the capture of states, by topic."""
         found = self.served.captured
         return {problem.topic for problem in found.problems} if found else set()
-
-
-Facts = Mapping[str, Any]
-
-
-def set_config(key: str, value: Any) -> Facts:
-    """The cure that sets one field of the draft's config."""
-    return {"remedy": f"Set {key} to {json.dumps(value)}.", "edits": [Edit("draft config", key, value)]}
-
-
-def drop_flag(flag: str) -> Facts:
-    """The cure that takes one flag off the launch line."""
-    return {"remedy": f"Drop {flag}.", "edits": [Edit("launch", flag, None)]}
-
-
-@dataclass(frozen=True)
-class Rule:
-    """``when`` gives the facts of every case found, none when the rule is silent.
-
-    The wording is filled in from the facts; those named ``kind`` (a suffix), ``severity``, ``subject``,
-    ``remedy`` and ``edits`` stand in for the rule's own. ``source`` is repository, path and symbol.
-    """
-
-    kind: str
-    severity: Severity
-    subject: str
-    when: Callable[[Inspection], Iterable[Facts]]
-    evidence: str
-    consequence: str
-    source: str
-    remedy: str = ""
-    engines: tuple[str, ...] = VERSIONS
-
-    def judge(self, inspection: Inspection) -> list[Finding]:
-        """The findings of this rule, none for an engine version that it is not about."""
-        if inspection.served.version not in self.engines:
-            return []
-        return [self._finding({"version": inspection.served.version, **facts}) for facts in self.when(inspection)]
-
-    def _finding(self, facts: Facts) -> Finding:
-        return Finding(
-            kind=self.kind + (f".{facts['kind']}" if facts.get("kind") else ""),
-            severity=facts.get("severity", self.severity),
-            subject=facts["subject"] if "subject" in facts else self.subject.format(**facts),
-            evidence=self.evidence.format(**facts),
-            consequence=self.consequence.format(**facts),
-            remedy=facts["remedy"] if "remedy" in facts else self.remedy.format(**facts),
-            edits=tuple(facts.get("edits", ())),
-        )

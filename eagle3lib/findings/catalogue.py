@@ -1,0 +1,107 @@
+"""The catalogue of kinds: what each finding means, what follows from it and what to do (``catalogue.yaml``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import yaml
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from eagle3lib.findings.finding import Edit, Finding, Severity
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Entry:
+    """One kind of finding, or one case of it. The fields are described at the head of ``catalogue.yaml``."""
+
+    kind: str
+    case: str
+    title: str
+    role: Literal["cause", "limit", "symptom"]
+    severity: Severity
+    meaning: str
+    consequence: str
+    source: str
+    remedy: str = ""
+    rivals: bool = False
+    refutable: bool = False
+
+
+@cache
+def catalogue() -> Mapping[tuple[str, str], Entry]:
+    """Every entry by kind and case; the case "" is the kind itself, and the others say only what differs from it."""
+    text = resources.files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
+    entries = {}
+    for kind, fields in yaml.safe_load(text).items():
+        cases = {"": {}, **fields.pop("cases", {})}
+        entries |= {(kind, case): Entry(kind=kind, case=case, **{**fields, **own}) for case, own in cases.items()}
+    return entries
+
+
+def entry(kind: str, case: str = "") -> Entry | None:
+    """The entry of a kind; a suffix after its second dot is a case. ``None`` for a kind that is not in the catalogue.
+
+    Raises:
+        KeyError: the kind has no such case.
+    """
+    name, suffix = ".".join(kind.split(".")[:2]), ".".join(kind.split(".")[2:])
+    entries = catalogue()
+    if case:
+        return entries[name, case]
+    return entries.get((name, suffix)) or entries.get((name, ""))
+
+
+def make_finding(
+    kind: str,
+    subject: str,
+    evidence: str,
+    *,
+    case: str = "",
+    severity: Severity | None = None,
+    consequence: str = "",
+    remedy: str = "",
+    edits: Iterable[Edit] = (),
+) -> Finding:
+    """A finding of a kind in the catalogue, which fills in whatever is not given.
+
+    Raises:
+        KeyError: the catalogue has no such kind or case.
+    """
+    known = entry(kind, case)
+    if known is None:
+        raise KeyError(kind)
+    return Finding(
+        kind,
+        severity or known.severity,
+        subject,
+        evidence,
+        consequence or known.consequence,
+        remedy or known.remedy,
+        tuple(edits),
+    )
+
+
+def catalogue_table() -> list[dict[str, str]]:
+    """Every entry as a row, for notebook 01."""
+    names = ("kind", "case", "severity", "role", "meaning", "consequence", "remedy", "source")
+    return [{name: getattr(known, name) for name in names} for known in catalogue().values()]
+
+
+def markdown() -> str:
+    """The catalogue as the page ``docs/findings.md``."""
+    lines = [
+        "# Kinds of finding",
+        "",
+        "Written by `make docs` from `eagle3lib/findings/catalogue.yaml`. A *cause* explains a loss of acceptance, a "
+        "*limit* caps what a rightly fed draft can gain, a *symptom* says that something is wrong and not what.",
+    ]
+    for (kind, case), known in catalogue().items():
+        lines += ["", f"### {kind}: {case}" if case else f"## {kind}: {known.title}", ""]
+        lines += [f"*{known.severity}, {known.role}.* {known.meaning}", "", f"- Consequence: {known.consequence}"]
+        lines += [f"- Remedy: {known.remedy}"] if known.remedy else ["- Remedy: said by the finding, from its numbers."]
+        lines += [f"- Source: {known.source}"] if not case or known.source != catalogue()[kind, ""].source else []
+    return "\n".join(lines) + "\n"
