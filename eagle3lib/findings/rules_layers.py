@@ -149,8 +149,8 @@ def order(i: Inspection) -> Iterator[Finding]:
     if certain or i.draft.dialect == "sglang" and (rule is None or rule.shift != "first"):
         what = (
             f"{i.draft.aux_place} is {list(ids)}, not ascending. SGLang gathers states in layer order "
-            f"({_captured(i)}), whatever the list's order; fc's columns were trained as {list(i.trained.boundaries or ids)} if in the "
-            "list's order."
+            f"({_captured(i)}), whatever the list's order; fc's columns were trained as "
+            f"{list(i.trained.boundaries or ids)} if in the list's order."
         )
         yield make_finding("aux.order", i.draft.aux_place, what, severity="error" if certain else "warning")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from eagle3lib.findings.boundaries import ids_remedy, layer_difference
-from eagle3lib.findings.edits import place_of
+from eagle3lib.findings.edits import place_of, set_config
 from eagle3lib.findings.finding import Edit, Finding
-from eagle3lib.findings.inspection import Inspection, set_config
+from eagle3lib.findings.inspection import Inspection
 from eagle3lib.findings.sample_rules import worse_on_traffic
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.rates import Rate
