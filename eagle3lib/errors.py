@@ -18,6 +18,10 @@ class InputError(ValueError):
         cure = f" To cure it: {self.cure}" if self.cure else ""
         return f"{self.where}: found {self.found}, expected {self.expected}.{cure}"
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback: the sentence says where to look, library frames do not."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UnsafeFile(InputError):
     """A file that could do harm if it were read: a pickle that is not plain tensors, a path that leaves

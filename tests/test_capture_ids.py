@@ -128,6 +128,7 @@ def test_the_kimi_trap() -> None:
 @pytest.mark.parametrize(
     "engine, version, noted",
     [
+        ("sglang 0.5.23", "0.5.23", False),
         ("sglang==0.5.23", "0.5.23", False),
         ("sglang==0.5.9", "0.5.9", False),
         ("sglang==0.5.12", "0.5.9", True),

@@ -6,13 +6,14 @@ import ast
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import nbformat
 import papermill
 import pytest
 
 from eagle3lib.errors import InputError
+from eagle3lib.maths.device import DTYPES
 from eagle3lib.reporting.parameters import MODELS, render_parameters_cell, validate
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -24,9 +25,11 @@ OWN = {
     },
     "03_acceptance": {
         "samples", "engine_reports", "training_report", "num_steps", "topk", "num_draft_tokens",
-        "temperature",
+        "temperature", "device", "dtype",
     },
-    "04_capture_diff": {"capture", "server_url", "prompts", "reference", "trained_boundaries"},
+    "04_capture_diff": {
+        "capture", "server_url", "prompts", "reference", "trained_boundaries", "max_new_tokens", "device", "dtype",
+    },
     "05_throughput_sweep": {"grid", "concurrency", "prompts", "points"},
     "06_verdict": set(),
 }  # fmt: skip
@@ -36,7 +39,9 @@ OWN = {
 def test_notebook_cell_is_rendered_from_the_model(stem: str) -> None:
     cells = json.loads((NOTEBOOKS / f"{stem}.ipynb").read_text())["cells"]
     (cell,) = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
-    assert "".join(cell["source"]) == render_parameters_cell(MODELS[stem])
+    source = "".join(cell["source"])
+    assert source == render_parameters_cell(MODELS[stem])
+    assert "\\" not in source, "an escape code is nothing that a person should have to read"
 
 
 @pytest.mark.parametrize("stem", MODELS)
@@ -45,7 +50,7 @@ def test_every_parameter_of_the_contract_is_there_as_a_literal(stem: str) -> Non
     found = {line.target.id: ast.literal_eval(line.value) for line in lines}
     assert found.keys() >= SHARED | OWN[stem]
     assert found == MODELS[stem]().model_dump() == validate(stem, found).model_dump()
-    assert found["engine"] == "sglang==0.5.23" and found["show_text"] is False
+    assert found["engine"] == "sglang 0.5.23" and found["show_text"] is False
 
 
 @pytest.mark.parametrize("stem", MODELS)
@@ -58,6 +63,11 @@ def test_papermill_reads_every_line(stem: str, tmp_path: Path, caplog: pytest.Lo
         read = papermill.inspect_notebook(str(tmp_path / "nb.ipynb"))
     assert list(read) == list(MODELS[stem].model_fields) and not caplog.records
     assert all(entry["help"] for entry in read.values())
+
+
+def test_dtypes_are_those_that_can_be_computed_in() -> None:
+    field = MODELS["02_manual_forward"].model_fields["dtype"]
+    assert set(get_args(field.annotation)) == {"auto", *DTYPES}
 
 
 ACCEPTED: list[tuple[str, str, Any, Any]] = [
@@ -89,6 +99,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("02_manual_forward", {"depths": True}, "not true or false"),
     ("02_manual_forward", {"depths": 2.5}, "int"),
     ("02_manual_forward", {"dtype": "int8"}, "bfloat16"),
+    ("04_capture_diff", {"dtype": "float64"}, "bfloat16"),
     ("02_manual_forward", {"draft": ["a"]}, "str"),
     ("01_config_inspection", {"show_text": "perhaps"}, "bool"),
     ("03_acceptance", {"temperature": float("nan")}, "finite"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.findings.inspection import Inspection
+from eagle3lib.maths.device import resolve_device
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
@@ -46,7 +47,11 @@ class Pair:
 def open_pair(
     draft: str, target: str, launch: str, engine: str, cache: Path, dtype: str = "float32", device: str = "cpu"
 ) -> tuple[Inspection | None, Pair | str]:
-    """What the files say, as far as that goes, and what predicts with them, or why nothing can."""
+    """What the files say, as far as that goes, and what predicts with them, or why nothing can.
+
+    Raises ``InputError`` for a ``device`` that is not here: asked for by name, it is no part to leave out.
+    """
+    place = resolve_device(device)
     if not draft:
         return None, "Not predicted: that needs draft and target."
     inspection = None
@@ -54,7 +59,7 @@ def open_pair(
         inspection = inspect(draft, target, launch, engine)
         if not target:
             return inspection, "Not predicted: that needs draft and target."
-        wiring, opened = inspection.runnable_wiring, Target.open(target, dtype, device, cache)
+        wiring, opened = inspection.runnable_wiring, Target.open(target, dtype, place, cache)
         rule = _rule(Launch.parse(launch))
         loaded = opened.load_draft(draft)
     except InputError as error:

@@ -26,9 +26,12 @@ from eagle3lib.reporting.tables import length, rate, table, text
 if TYPE_CHECKING:
     from IPython.display import HTML
 
+    from eagle3lib.findings.breakdown import Breakdown
     from eagle3lib.findings.breakdown_rules import Limit
     from eagle3lib.measuring.acceptance import Acceptance
     from eagle3lib.measuring.served_wiring import ServedWiring
+    from eagle3lib.reading.engine_reports import EngineReport
+    from eagle3lib.reading.training_reports import TrainingReport
     from eagle3lib.reporting.records import Run
 
 View = tuple[Figure | None, str]
@@ -43,6 +46,22 @@ class Source:
     name: str
     kind: str  # offline or engine
     steps: pd.DataFrame
+
+
+def given(known: Setting, reports: Sequence[EngineReport], training: Sequence[TrainingReport]) -> HTML:
+    """The setting that the inputs name, and which reports were read."""
+    unread = [report.unreadable for report in reports if report.unreadable]
+    words = (
+        f"num_steps {known.num_steps}, topk {known.topk}, num_draft_tokens {known.num_draft_tokens} (None: not known); "
+        f"engine reports: {len(reports) - len(unread)}; training reports: {len(training)}"
+    )
+    return text("\n".join([words, *(f"Not read: {reason}" for reason in unread)]))
+
+
+def predicted(samples: Breakdown, setting: Setting, known: Setting, left_out: Sequence[str]) -> HTML:
+    """For which setting the samples were predicted, and what could not be."""
+    made = f"Predicted for {setting}{' (assumed)' * (not known.num_steps)}." if samples.sources else ""
+    return text(" ".join([made, *left_out]).strip() or "No samples were given, so none are predicted.")
 
 
 def step_sources(offline: pd.DataFrame, served: Mapping[str, pd.DataFrame]) -> list[Source]:

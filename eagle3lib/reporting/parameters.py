@@ -11,7 +11,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -55,39 +55,55 @@ Text = Annotated[str, BeforeValidator(_text)]
 PathText = Annotated[str, BeforeValidator(_path), IsPath]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=0)]
 Positive = Annotated[int, BeforeValidator(_number), Field(ge=1)]
-Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+Device = Annotated[str, BeforeValidator(_text), Field(description="auto (a GPU where there is one), cpu, cuda:1")]
+#: ``auto`` and the names of ``maths.device.DTYPES``, which would load torch.
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    Field(description="auto (bfloat16 on a GPU, float32 on the CPU), or float32, bfloat16, float16"),
+]
 Setting = Annotated[list[Count], Field(min_length=3, max_length=3)]
 
 
 class Parameters(BaseModel):
-    """What every notebook accepts; a notebook may ignore one of these, never reject it."""
+    """What every notebook accepts; a notebook may ignore one of these, never reject it.
 
+    ``needs``: sets of names, of which one must be given whole. ``demo``: what the demo gives a notebook to start with.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    demo: ClassVar[tuple[str, ...]] = ()
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     run_dir: PathText = Field("", description="folder for records and figures; empty: papermill_runs/by_hand")
     draft: PathText = Field("", description="draft checkpoint folder, any dialect")
     target: PathText = Field("", description="target model folder")
-    engine: Text = Field("sglang==0.5.23", description="whose rules apply")
+    engine: Text = Field("sglang 0.5.23", description="whose rules apply")
     launch: Text = Field("", description="the server's command line or flags, as one string")
     show_text: bool = Field(False, description="put prompt and completion text into reports")
 
 
 class ConfigInspection(Parameters):
+    needs = ("draft",)
+    demo = ("draft", "target")
     longest_prompt: Count = Field(0, description="longest request in tokens; 0: unknown")
 
 
 class ManualForward(Parameters):
+    needs = ("draft target samples",)
+    demo = ("draft", "target", "samples")
     samples: PathText = Field("", description="hidden-state files, or a JSONL of token ids")
     depths: Positive = Field(3, description="how many draft depths to measure")
     max_samples: Count = Field(0, description="use the first so many samples; 0: all")
-    device: Text = Field("cpu", description="torch device, such as cpu or cuda:0")
-    dtype: Dtype = Field("float32", description="precision of the draft's forward")
+    device: Device = "auto"
+    dtype: Dtype = "auto"
     training_report: PathText = Field("", description="a trainer's numbers: a file, or JSON text")
     traffic: PathText = Field("", description="samples recorded from serving, to set beside the others")
     search_wiring: bool = Field(True, description="try the other wirings that make sense")
 
 
 class Acceptance(Parameters):
+    needs = ("samples", "engine_reports", "training_report")
+    demo = ("draft", "target", "samples", "training_report")
     samples: PathText = Field("", description="hidden-state files, or a JSONL of token ids")
     engine_reports: PathText = Field("", description="a file or folder of what engines say they accepted")
     training_report: PathText = Field("", description="a trainer's numbers: a file, or JSON text")
@@ -97,9 +113,13 @@ class Acceptance(Parameters):
     temperature: Annotated[float, BeforeValidator(_number)] = Field(
         0.0, ge=0.0, description="sampling temperature of the served run; 0: greedy"
     )
+    device: Device = "auto"
+    dtype: Dtype = "auto"
 
 
 class CaptureDiff(Parameters):
+    needs = ("draft target capture", "draft target prompts server_url", "draft target prompts launch")
+    demo = ("draft", "target", "launch", "prompts")
     capture: PathText = Field("", description="folder of captured inputs; else a server is asked or started")
     server_url: Text = Field("", description="a running server that was started with the capture hook")
     prompts: PathText = Field("", description="JSONL of requests to send")
@@ -108,9 +128,13 @@ class CaptureDiff(Parameters):
         [], description="boundaries the draft was trained on; empty: from samples, record of 02, config"
     )
     max_new_tokens: Positive = Field(32, description="tokens asked for per prompt")
+    device: Device = "auto"
+    dtype: Dtype = "auto"
 
 
 class ThroughputSweep(Parameters):
+    needs = ("points", "prompts target", "prompts launch")
+    demo = ("draft", "target", "launch", "prompts")
     grid: Annotated[list[Setting], BeforeValidator(_json_list), Field(min_length=1)] = Field(
         [[0, 0, 0], [3, 1, 4]], description="[num_steps, topk, num_draft_tokens]; [0, 0, 0]: no speculation"
     )
@@ -124,7 +148,7 @@ class ThroughputSweep(Parameters):
 
 
 class Verdict(Parameters):
-    pass
+    needs = demo = ("run_dir",)
 
 
 MODELS: dict[str, type[Parameters]] = {
@@ -202,13 +226,11 @@ def _plain(annotation: Any) -> Any:
 def render_parameters_cell(model: type[Parameters]) -> str:
     """The source of a notebook's ``parameters`` cell: one ``name: type = value  # help`` a line.
 
-    papermill gives up on a line with a second equals sign and then calls that parameter unknown
-    (nteract/papermill 864), so one inside a default is written as its escape.
+    No default holds an equals sign: papermill gives up on a line with a second one and then calls that parameter
+    unknown (nteract/papermill 864).
     """
     lines = []
     for name, field in model.model_fields.items():
         value = json.dumps(field.default) if isinstance(field.default, str) else repr(field.default)
-        escaped = value.replace("=", r"\x3d")
-        remark = r" (\x3d: the equals sign)" if escaped != value else ""
-        lines.append(f"{name}: {type_name(model, name)} = {escaped}  # {field.description}{remark}")
+        lines.append(f"{name}: {type_name(model, name)} = {value}  # {field.description}")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """A notebook's run: checked parameters in, one record out as the last act.
 
-    run = start("02_manual_forward", globals())   # in the first cell after the parameters
+    run = start("02_manual_forward", globals())   # after the parameters and the imports
+    p = run.filled_in()                           # the parameters, or what is to be filled in
     run.note(finding)
     run.finish({"depths": depths})                # or finish(results, partial="no samples given")
 
@@ -27,6 +28,7 @@ from eagle3lib.findings.finding import SEVERITIES, Finding
 from eagle3lib.findings.verdict import NO_RECORD
 from eagle3lib.reading.files import parse_object, read_text, write_text
 from eagle3lib.reporting.jsonable import jsonable
+from eagle3lib.reporting.needs import check_filled_in
 from eagle3lib.reporting.parameters import MODELS, Parameters, validate
 from eagle3lib.reporting.privacy import mask
 from eagle3lib.reporting.provenance import provenance
@@ -45,6 +47,13 @@ class Run:
     started: str
     provenance: Mapping[str, Any]
     findings: list[Finding] = field(default_factory=list)
+
+    def filled_in(self) -> Parameters:
+        """The parameters. Raises ``NotFilledIn`` where one is empty that this notebook cannot do without."""
+        untouched = self.run_dir == resolve_run_dir("") and not any(self.run_dir.glob("0*.json"))
+        changed = {"run_dir": ""} if untouched else {}  # notebook 06 then has nothing to read
+        check_filled_in(self.notebook, self.parameters.model_copy(update=changed))
+        return self.parameters
 
     def note(self, *findings: Finding) -> None:
         """Add findings to the record; running a cell twice adds nothing twice."""
