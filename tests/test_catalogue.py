@@ -21,7 +21,7 @@ def test_every_entry_reads_as_sentences() -> None:
         for name in ("meaning", "consequence", "source"):
             assert row[name], row
         for name in ("meaning", "consequence", "remedy"):
-            assert not re.search(r"[{}](?![\"}])(?<!\"})", row[name].replace('{"', "")), row
+            assert not re.search(r"\{\w*\}", row[name]), row  # a template that nobody filled in
             assert not row[name] or row[name].rstrip(']}"').endswith("."), row
 
 
@@ -32,7 +32,7 @@ def test_every_kind_that_the_code_names_is_in_the_catalogue() -> None:
         kind
         for path in (ROOT / "eagle3lib" / "findings").glob("*.py")
         for kind in pattern.findall(path.read_text(encoding="utf-8"))
-        if "weight" not in kind.split(".")[1]
+        if kind.split(".")[1] not in ("weight", "json")
     }
     assert named and not {kind for kind in named if entry(kind) is None}
 
