@@ -110,7 +110,7 @@ class Fit:
         return needed is not None and needed <= len(self.matches)
 
     def to_json(self) -> dict[str, Any]:
-        rates = {"exact": self.exact, "steps": self.steps, "reporting": self.telling}
+        rates = {"exact": self.exact, "steps": self.steps, "telling": self.telling}
         return {"change": self.change, "boundaries": self.wiring.boundaries, **rates}
 
 
