@@ -52,7 +52,7 @@ def demo_lines(stem: str) -> list[str]:
         values["launch"] = values["launch"].replace(f" {folder}/", f" {ROOT}/{folder}/")
     lines = [f"{name} = {json.dumps(values[name])}" for name in model.demo]
     missing = [name for name in path_names(model) if name in model.demo and not Path(values[name]).exists()]
-    return lines + [f"# `make demo` makes {_listed(missing)}"] * bool(missing)
+    return [*lines, f"# `make demo` makes {_listed(missing)}"] if missing else lines
 
 
 def _listed(names: Sequence[str]) -> str:
