@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,18 @@ from eagle3lib.errors import InputError
 from eagle3lib.findings.wiring_rules import search_findings
 from eagle3lib.maths.draft import forward
 from eagle3lib.maths.draft_weights import Draft, Layer, Linear
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.trace import trace
 from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring import wiring_screen
+from eagle3lib.measuring import wiring_search
 from eagle3lib.measuring.accuracy import DepthCounts, coverage
 from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
 from eagle3lib.measuring.prediction import VerifySteps
-from eagle3lib.measuring.sample_states import SampleStates, spread
-from eagle3lib.measuring.wiring_screen import Screen
-from eagle3lib.measuring.wiring_search import Search, _ranked, search_wiring
-from eagle3lib.reading.samples import Sample
+from eagle3lib.measuring.sample_states import SampleStates, StatesDataset, spread
+from eagle3lib.measuring.wiring_search import MATERIAL, SampleSearch, Search, _ranked, search_wiring
+from eagle3lib.reading.samples import Sample, read_samples
+from tests.conftest import DEMO
 from tests.static_pairs import inspected
 
 WIDTH, VOCAB, BOUNDARIES, TOKENS, PROMPT = 48, 160, 10, 90, 12
@@ -239,11 +241,11 @@ def test_a_screen_that_keeps_little_scores_the_same(monkeypatch: pytest.MonkeyPa
     tried = [CONFIGURED, *(CONFIGURED.replace(boundaries=(k, 5, 7), fc_norm=k > 5) for k in (0, 8))]
     scores = []
     for kept in (1 << 20, 0):
-        monkeypatch.setattr(wiring_screen, "KEPT", kept)
-        screen = Screen(draft, dataset[:2], lambda share, words: None)
-        screen.try_all(tried, 0.0, "")
-        scores.append(screen.scores)
-    assert scores[0] == scores[1] and screen.projected.cache_info().currsize == 1
+        monkeypatch.setattr(wiring_search, "KEPT", kept)
+        search = SampleSearch(draft, CONFIGURED, dataset[:2], range(BOUNDARIES))
+        search.best(tried)
+        scores.append(search.scores)
+    assert scores[0] == scores[1] and search.projected.cache_info().currsize == 1
 
 
 def test_states_that_are_not_at_hand_are_refused() -> None:
@@ -290,3 +292,48 @@ def test_of_wirings_too_near_to_tell_the_least_mistake_is_named(place: int) -> N
     assert best.near == ("boundaries 0, 3, 6 instead of 2, 5, 7",)
     (finding,) = search_findings(Search((best, *rest), CONFIGURED, (), 9, 9.0), inspected(9))
     assert "too near to tell" in finding.evidence
+
+
+#: What the demo's draft was trained with. Configured wrong, each is a single change from it.
+TRAINED = Wiring(boundaries=(0, 3, 16), rope_theta=1e5)
+LINEAR = {"rope_type": "linear", "factor": 64.0}
+WRONG = {
+    **{name: TRAINED.replace(**{name: not getattr(TRAINED, name)})
+       for name in ("norm_before_residual", "norm_before_head", "norm_output")},
+    **{f"shift {shift}": TRAINED.replace(shift=shift) for shift in (-2, -1, 1, 2)},
+    "d2t": TRAINED.replace(d2t="absolute"),
+    "RoPE base": TRAINED.replace(rope_theta=10.0),
+    "RoPE base, nearer": TRAINED.replace(rope_theta=1e4),
+    "RoPE scaling": TRAINED.replace(rope_scaling=LINEAR),
+    "the order": TRAINED.replace(boundaries=(3, 0, 16)),
+    "a layer": TRAINED.replace(boundaries=(0, 3, 10)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def held_out(pair: tuple[Draft, Target]) -> list[SampleStates]:
+    return list(islice(StatesDataset(read_samples(DEMO / "held_out.jsonl"), pair[1], (0, 3, 10, 16)), 8))
+
+
+@pytest.mark.engine  # starts none, but takes as long
+@pytest.mark.parametrize("name", ["none", *WRONG])
+def test_each_single_change_of_a_real_draft_is_measured_and_named(
+    pair: tuple[Draft, Target], held_out: list[SampleStates], name: str
+) -> None:
+    """What eight conversations show is named, and nothing else is ever named; the truth is measured in any case."""
+    configured = WRONG.get(name, TRAINED)
+    search = search_wiring(pair[0], configured, held_out, layers=30, bases=[1e5])
+    (truth,) = [each for each in search.candidates if each.wiring == TRAINED]
+    named = search.better
+    if configured == TRAINED:
+        assert named is None and search.answer in ("sound", "undecided")
+    elif truth.shown and truth.gain >= MATERIAL * (search.as_configured.accept_length.value or 1):
+        assert named is not None and search.answer == "wiring"
+        assert named is truth or set(named.wiring.differences(TRAINED)) == {"rope_theta"}  # too near to tell
+    else:
+        assert named is None
+    assert truth.shown or name not in SHOWN
+
+
+#: Those that cost so much that eight conversations show it.
+SHOWN = ("norm_before_residual", "shift -2", "shift 1", "shift 2", "d2t", "RoPE base")

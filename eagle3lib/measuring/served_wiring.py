@@ -1,22 +1,25 @@
 """The wiring that an engine really used, read from ordinary responses: no hook, no restart.
 
 The prediction of greedy serving is exact, so it can be turned round: the wiring whose prediction is what was
-served is the one that was served. Cheap passes over the most telling responses first, then all of them in full.
+served is the one that was served. Most steps of a poor draft accept nothing, and any wrong wiring predicts that. So
+wirings are told apart by the *telling* steps alone, those that accept a draft in fact or in the prediction.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
+from eagle3lib.measuring.prediction import Prediction, predict
+from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.measuring.sample_states import Progress, SampleStates, sample_states, spread
-from eagle3lib.measuring.served_match import Fit, match
-from eagle3lib.measuring.wiring_candidates import boundary_families, slot_changes, switches
+from eagle3lib.measuring.wiring_candidates import CandidateSearch, describe, least_changed
 from eagle3lib.reading.engine_reports import EngineReport, RequestReport
 from eagle3lib.reading.setting import Setting
 
@@ -26,6 +29,130 @@ Answer = Literal["as configured", "another wiring", "undecided", "none"]
 RESPONSES, SCREENED = 16, 3
 #: A finished request: its tokens with the target's states, and what the engine says it accepted.
 Response = tuple[SampleStates, RequestReport]
+#: A wiring fits when it predicts this share of the telling steps, but for as many as rounding to bfloat16 costs: one
+#: verify step in a hundred, which is much where a draft is so poor that few are telling.
+FITS, ROUNDED = 0.9, 0.01
+#: Fewer telling steps than this say nothing.
+FEWEST = 10
+#: One wiring is surely worse than another when it misses ``FACTOR`` times as many verify steps and ``LEAD`` more. Were
+#: both equally wrong, a step that one of them misses would be a fair coin: b misses beside 3 b + 10 have at most the
+#: chance 2**-10 that 10 beside none have, so that one in twenty of some fifty wirings tried wins by luck.
+FACTOR, LEAD = 3, 10
+#: Misses of one response come together: past a wrong step all later ones of a bare histogram may stand elsewhere. So
+#: the difference in misses, d a response, must be ``SURE`` of its standard errors: sum(d) >= SURE * sqrt(sum(d * d)),
+#: which takes SURE**2 = 4 responses at least (Cauchy-Schwarz).
+SURE = 2
+
+
+@dataclass(frozen=True)
+class Match:
+    """Verify steps compared; of them ``telling``, and ``telling_equal`` of those as predicted.
+
+    ``predicted``: the prediction itself, a count a step where the order is known, else a histogram, which shows next to
+    nothing until it is right to the last step: wirings of one accept rate have much the same.
+    """
+
+    equal: int
+    steps: int
+    telling_equal: int
+    telling: int
+    predicted: tuple[int | None, ...]
+
+    @property
+    def missed(self) -> int:
+        return self.steps - self.equal
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A wiring held against every response. ``change``: what it changes against the configured one, in words.
+
+    ``exact``: responses predicted without a miss; ``steps``: verify steps predicted; ``telling``: those of them that
+    accept a draft, served or predicted, on which wirings are ranked.
+    """
+
+    wiring: Wiring
+    change: str
+    matches: tuple[Match, ...] = field(repr=False)
+    exact: Rate
+    steps: Rate
+    telling: Rate
+
+    @classmethod
+    def of(cls, wiring: Wiring, configured: Wiring, matches: Sequence[Match]) -> Fit:
+        return cls(
+            wiring, describe(wiring, configured), tuple(matches),
+            rate([not m.missed for m in matches], [1] * len(matches)),
+            rate([m.equal for m in matches], [m.steps for m in matches]),
+            rate([m.telling_equal for m in matches], [m.telling for m in matches]),
+        )  # fmt: skip
+
+    @property
+    def fits(self) -> bool:
+        """Near enough to what was served, on enough steps; or without a single miss."""
+        if not any(match.missed for match in self.matches):
+            return True
+        telling, rounded = self.telling.denominator or 0, ROUNDED * (self.steps.denominator or 0)
+        return self.tells and (self.telling.numerator or 0) >= FITS * (telling - rounded)
+
+    @property
+    def tells(self) -> bool:
+        """Enough is accepted, served or predicted, to say anything."""
+        return (self.telling.denominator or 0) >= FEWEST
+
+    def differs(self, other: Fit) -> int:
+        """Responses that the two predict differently."""
+        return sum(a.predicted != b.predicted for a, b in zip(self.matches, other.matches, strict=True))
+
+    def needed(self, other: Fit) -> int | None:
+        """How many responses like these make ``other`` surely the worse; ``None``: no number of them."""
+        mine, theirs = [m.missed for m in self.matches], [m.missed for m in other.matches]
+        lead, n = sum(theirs) - FACTOR * sum(mine), len(mine)
+        if lead <= 0:
+            return None
+        squares = sum((there - here) ** 2 for here, there in zip(mine, theirs, strict=True))
+        return max(math.ceil(n * LEAD / lead), math.ceil(n * SURE**2 * squares / (sum(theirs) - sum(mine)) ** 2))
+
+    def beats(self, other: Fit) -> bool:
+        """Surely nearer to what was served: as many responses as it needs were seen."""
+        needed = self.needed(other)
+        return needed is not None and needed <= len(self.matches)
+
+    def to_json(self) -> dict[str, Any]:
+        rates = {"exact": self.exact, "steps": self.steps, "telling": self.telling}
+        return {"change": self.change, "boundaries": self.wiring.boundaries, **rates}
+
+
+def match(draft: Draft, wiring: Wiring, sample_states: SampleStates, request: RequestReport, setting: Setting) -> Match:
+    """``setting`` as served; a chain in order may be held against fewer steps, deeper drafts are then not looked at."""
+    prediction = predict(draft, wiring, sample_states, setting)
+    if request.steps:
+        return _in_order(prediction, request.steps, setting[0])
+    return _counted(prediction, request.histogram or (), setting[0])
+
+
+def _in_order(prediction: Prediction, steps: tuple[int, ...], most: int) -> Match:
+    """Each step at its own start; steps that nothing is predicted of, past the known tokens, are left out."""
+    starts = [0]
+    for accepted in steps[:-1]:
+        starts.append(starts[-1] + accepted + 1)
+    predicted = tuple(prediction.runs[at] if at < len(prediction.runs) else None for at in starts)
+    pairs = [(p, min(s, most)) for p, s in zip(predicted, steps, strict=True) if p is not None]
+    telling = [(p, s) for p, s in pairs if p or s]
+    return Match(sum(p == s for p, s in pairs), len(pairs), sum(p == s for p, s in telling), len(telling), predicted)
+
+
+def _counted(prediction: Prediction, histogram: Sequence[int], num_steps: int) -> Match:
+    """Histograms: what both have is equal, at best. A last step that cannot be predicted is taken as it was served."""
+    served = [*histogram, *[0] * (num_steps + 1 - len(histogram))]
+    counts = list(prediction.steps.histogram(len(served) - 1))
+    if not prediction.steps.complete:
+        open_ones = [j for j, (mine, theirs) in enumerate(zip(counts, served, strict=True)) if mine < theirs]
+        for accepted in open_ones[-1:]:
+            counts[accepted] += 1
+    both = [min(pair) for pair in zip(counts, served, strict=True)]
+    either = [max(pair) for pair in zip(counts, served, strict=True)]
+    return Match(sum(both), max(sum(served), sum(counts)), sum(both[1:]), sum(either[1:]), tuple(counts))
 
 
 @dataclass(frozen=True)
@@ -133,93 +260,62 @@ def find_wiring(
     if not responses:
         raise InputError(source, "no response", "at least one, with token ids and histogram")
     responses[0][0].stack(configured.boundaries)
-    trial = _Trial(draft, configured, responses, setting)
-    progress(0.0, "other numberings, orders and shifts")
-    families = [configured, *boundary_families(configured, trial.available, max(trial.available), ids)]
-    starts = trial.best(families, 1, 3)
-    fits = [trial.fit(wiring) for wiring in dict.fromkeys([*starts, configured])]
-    if not any(fit.fits for fit in fits):
-        progress(0.2, "each switch alone")
-        fits += [trial.fit(wiring) for wiring in trial.best(switches(configured, draft, bases), 2, 1)]
-    for start in dict.fromkeys([*starts[:2], configured]):
-        if any(fit.fits for fit in fits):
-            break
-        progress(0.3, f"other layers for each slot of {list(start.boundaries)}")
-        fits.append(trial.fit(trial.climb(start, bases)))
-    for share in (0.6, 0.8):  # the nearest neighbours name the runner-up, and may be better still
-        top = _ranked(fits, configured)[0].wiring
-        progress(share, f"neighbours of {list(top.boundaries)}")
-        fits += [trial.fit(wiring) for wiring in trial.best(trial.neighbours(top, bases), 2, 4)]
-        if _ranked(fits, configured)[0].wiring == top:
-            break
+    search = _ResponseSearch(draft, configured, responses, setting, bases, progress)
+    fits = [search.fit(wiring) for wiring in search.search(max(search.available), ids)]
     progress(1.0, "done")
-    return ServedWiring(source, configured, tuple(_ranked(fits, configured)), round(trial.passes, 1))
+    return ServedWiring(source, configured, tuple(_ranked(fits, configured)), round(search.passes, 1))
 
 
 def _ranked(fits: Iterable[Fit], configured: Wiring) -> list[Fit]:
-    """Nearest first, without repeats, but before them the one that changes least of all those not surely worse.
-
-    Of many neighbours one is often a step nearer by luck.
-    """
+    """Nearest first, but before them the one that changes least of all those that fit and are not surely worse."""
 
     def changes(fit: Fit) -> int:
         return len(configured.differences(fit.wiring))
 
-    once = {fit.wiring: fit for fit in fits}.values()
-    ranked = sorted(once, key=lambda fit: (-(fit.telling.value or 0.0), changes(fit)))
-    rivals = [fit for fit in ranked if fit.fits and not ranked[0].beats(fit)]
-    best = min(rivals or ranked[:1], key=changes)
-    return [best, *(fit for fit in ranked if fit is not best)]
+    ranked = sorted(fits, key=lambda fit: (-(fit.telling.value or 0.0), changes(fit)))
+    best, _, rest = least_changed(ranked, lambda first, fit: fit.fits and not first.beats(fit), changes)
+    return [best, *rest]
 
 
-class _Trial:
-    """Wirings held against responses, cheaply or in full; nothing is computed twice."""
+class _ResponseSearch(CandidateSearch):
+    """Scored by the share of telling verify steps predicted, of few responses and, where possible, few depths."""
 
-    def __init__(self, draft: Draft, configured: Wiring, responses: Sequence[Response], setting: Setting) -> None:
-        self.draft, self.configured, self.responses, self.setting = draft, configured, responses, setting
-        self.telling = sorted(responses, key=lambda response: -sum(response[1].histogram[1:]))[:SCREENED]
-        self.available = sorted(set.intersection(*(set(states.states) for states, _ in responses)))
-        self.passes = 0.0
-        self.scores: dict[tuple[Wiring, int], float] = {}
-        self.measured: dict[Wiring, Fit] = {}
+    def __init__(
+        self, draft: Draft, configured: Wiring, responses: Sequence[Response], setting: Setting,
+        bases: Sequence[float], progress: Progress,
+    ) -> None:  # fmt: skip
+        available = sorted(set.intersection(*(set(states.states) for states, _ in responses)))
+        super().__init__(draft, configured, available, bases, progress)
+        self.setting, self.passes = setting, 0.0
+        self.responses = sorted(responses, key=lambda response: -sum(response[1].histogram[1:]))  # most telling first
+        self.matches: dict[Wiring, list[Match]] = {}
 
-    def fit(self, wiring: Wiring) -> Fit:
-        if wiring not in self.measured:
-            self.passes += 1
-            matches = [match(self.draft, wiring, *response, self.setting) for response in self.responses]
-            self.measured[wiring] = Fit.of(wiring, self.configured, matches)
-        return self.measured[wiring]
+    def score(self, wiring: Wiring, rough: bool) -> float:
+        depths = 1 if rough else 2
+        matches = [self._match(wiring, response, depths) for response in self.responses[: 1 if rough else SCREENED]]
+        telling = sum(each.telling for each in matches)
+        return sum(each.telling_equal for each in matches) / telling if telling else 0.0
 
-    def best(self, wirings: Iterable[Wiring], depths: int, count: int) -> list[Wiring]:
-        return sorted(wirings, key=lambda wiring: -self.score(wiring, depths))[:count]
+    def worse(self, wiring: Wiring, than: Wiring, comparisons: int) -> bool:
+        """Response by response, so that what is far off costs a few: a wiring is given up once it is surely worse."""
+        for count in range(SURE**2, len(self.responses) + 1):
+            if self.fit(than, count).beats(self.fit(wiring, count)):
+                return True
+        return False
 
-    def score(self, wiring: Wiring, depths: int) -> float:
-        """The share of telling steps predicted, by few responses and, where that is possible, few depths."""
-        if (wiring, depths) not in self.scores:
-            matches = []
-            for response in self.telling:
-                chain = self.setting[1] == 1 and response[1].steps is not None and depths < self.setting[0]
-                setting = Setting(depths, 1, depths + 1) if chain else self.setting
-                matches.append(match(self.draft, wiring, *response, setting))
-                self.passes += setting[0] / self.setting[0] / len(self.responses)
-            telling = sum(each.telling for each in matches)
-            self.scores[wiring, depths] = sum(each.told for each in matches) / telling if telling else 0.0
-        return self.scores[wiring, depths]
+    def settled(self, wirings: Iterable[Wiring]) -> Wiring | None:
+        fits = _ranked([self.fit(wiring) for wiring in dict.fromkeys(wirings)], self.configured)
+        return fits[0].wiring if fits[0].fits else None
 
-    def climb(self, wiring: Wiring, bases: Sequence[float]) -> Wiring:
-        """Change one switch or one slot at a time while it helps."""
-        for _ in range(3):
-            before = wiring
-            wiring = self.best([wiring, *switches(wiring, self.draft, bases)], 2, 1)[0]
-            for slot in range(self.draft.num_aux_hidden_states):
-                wiring = self.best([wiring, *slot_changes(wiring, slot, self.available)], 1, 1)[0]
-            if wiring == before:
-                break
-        return wiring
+    def fit(self, wiring: Wiring, count: int | None = None) -> Fit:
+        """Held against the first ``count`` responses, all where left out."""
+        known, asked = self.matches.setdefault(wiring, []), self.responses[:count]
+        known += [self._match(wiring, response) for response in asked[len(known) :]]
+        return Fit.of(wiring, self.configured, known[: len(asked)])
 
-    def neighbours(self, wiring: Wiring, bases: Sequence[float]) -> list[Wiring]:
-        """Each switch alone, and each slot one boundary off."""
-        found = list(switches(wiring, self.draft, bases))
-        for slot, here in enumerate(wiring.boundaries):
-            found += slot_changes(wiring, slot, [k for k in (here - 1, here + 1) if k in self.available])
-        return found
+    def _match(self, wiring: Wiring, response: Response, depths: int | None = None) -> Match:
+        chain = self.setting[1] == 1 and response[1].steps is not None
+        deep = min(depths or self.setting[0], self.setting[0]) if chain else self.setting[0]
+        setting = Setting(deep, 1, deep + 1) if chain else self.setting
+        self.passes += deep / self.setting[0] / len(self.responses)
+        return match(self.draft, wiring, *response, setting)

@@ -1,26 +1,32 @@
 """The wiring under which a draft's weights predict best, and what that says about wiring and model.
 
-Cheap passes first (``wiring_screen``). What they leave is measured in full, by the accept length of the walk
-of verify steps, with gains paired by request.
+Cheap passes over a few rows of a few samples tell good wirings from bad ones (``SampleSearch``). What they leave is
+measured in full, by the accept length of the walk of verify steps, with gains paired by request.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from time import perf_counter
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from eagle3lib.errors import InputError
-from eagle3lib.maths.draft import Draft
+from eagle3lib.maths.draft import Draft, before_head, combine, depth_states, rows_of
+from eagle3lib.maths.kernels import rms_norm
+from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
 from eagle3lib.measuring.prediction import accept_counts
 from eagle3lib.measuring.rates import Rate, paired_difference
 from eagle3lib.measuring.sample_states import Progress, SampleStates, spread
 from eagle3lib.measuring.significance import LEVEL, is_significant
-from eagle3lib.measuring.wiring_candidates import boundary_families, describe, norms, switches
-from eagle3lib.measuring.wiring_screen import CONTEXT, PARTS, STARTS, Screen
+from eagle3lib.measuring.wiring_candidates import CandidateSearch, describe, least_changed
 
 Answer = Literal["sound", "wiring", "model", "both", "undecided"]
 
@@ -30,12 +36,17 @@ GOOD_FIRST = 0.4
 WIDE = 0.15
 #: The smallest gain in accept length worth a change, as a share: below it, other wirings look alike.
 MATERIAL = 0.03
-#: Wirings that are measured in full, beside the configured one and what explains itself.
-FULL = 3
 #: Requests below which none is called better: two may agree by chance.
 LEAST_REQUESTS = 3
 #: A gain so large, as a share, that no wiring which is as good comes near it: its plain interval is enough.
 LARGE = 0.3
+#: A stream that costs this much likelihood a token (in nats) is worse than none.
+IDLE = 0.05
+#: Samples in cheap passes; of each, the rows before the first start and the starts. Four samples are too few to test a
+#: difference: blocks of so many starts stand in for requests.
+PARTS, CONTEXT, STARTS, BLOCK = 4, 48, 64, 16
+#: Bytes of projected streams that are kept: of a wide draft those of a climb, not all that were ever asked for.
+KEPT = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -142,26 +153,14 @@ def search_wiring(
     """
     begun = perf_counter()
     parts, available = _parts(dataset, configured)
-    screen = Screen(draft, parts, progress)
-    families = [configured, *boundary_families(configured, available, layers, ids)]
-    explained = set(families) | {both for family in families for both in norms(family, draft)}
-    screen.try_all(
-        [*families, *explained.difference(families)], 0.0, "other numberings, orders and shifts, norms with each"
-    )
-    told = screen.best(2)  # wirings that a known mistake explains are measured, whatever else scores higher
-    tops = [screen.ascend(start, available, 0.2 + 0.05 * i) for i, start in enumerate(_starts(screen, configured))]
-    tops.sort(key=lambda top: -screen.scores[top])
-    for base in dict.fromkeys([told[0], *tops[:1], configured]):
-        variants = list(switches(base, draft, bases))
-        explained.update(variants if base in explained else [])
-        screen.try_all(variants, 0.6, "each switch alone")
-    chosen = _finalists([configured, *told, *screen.best(len(screen.scores))], len({configured, *told}) + FULL)
+    search = SampleSearch(draft, configured, parts, available, bases, progress)
+    chosen = search.search(layers, ids)
     seconds, evaluations = _measured(draft, chosen, dataset, num_steps, progress)
-    candidates = _ranked(configured, chosen, evaluations, explained, num_steps)
-    idle = screen.idle_slots(candidates[0].wiring)
+    candidates = _ranked(configured, chosen, evaluations, search.explained, num_steps)
+    idle = search.idle_slots(candidates[0].wiring)
     progress(1.0, "done")
     cost = (perf_counter() - begun) / (seconds / len(chosen))
-    return Search(tuple(candidates), configured, idle, screen.passes + len(chosen), cost)
+    return Search(tuple(candidates), configured, idle, search.passes + len(chosen), cost)
 
 
 def _parts(dataset: Iterable[SampleStates], configured: Wiring) -> tuple[list[SampleStates], list[int]]:
@@ -179,30 +178,6 @@ def _parts(dataset: Iterable[SampleStates], configured: Wiring) -> tuple[list[Sa
     if missing := [k for k in configured.boundaries if k not in available]:
         raise InputError("boundaries", f"no states at {missing}", f"states at {list(configured.boundaries)}")
     return parts, available
-
-
-def _starts(screen: Screen, configured: Wiring, count: int = 3) -> list[Wiring]:
-    """Where to climb from: the best few, and the best under each norm, for norms hide what boundaries are worth.
-
-    One that lies a slot away from another is left out, for that climb passes it by.
-    """
-    starts: list[Wiring] = []
-    ranked = [wiring for wiring in screen.best(len(screen.scores)) if wiring.shift == configured.shift]
-    for place, wiring in enumerate(ranked):
-        alike = [other for other in starts if not set(wiring.differences(other)) - {"boundaries"}]
-        near = any(sum(x != y for x, y in zip(wiring.boundaries, o.boundaries, strict=True)) < 2 for o in alike)
-        if not alike or (place < count and not near):
-            starts.append(wiring)
-    return starts
-
-
-def _finalists(ranked: Sequence[Wiring], count: int) -> list[Wiring]:
-    """The first ``count``; of wirings that differ in the RoPE base alone, which look alike, the first."""
-    chosen: list[Wiring] = []
-    for wiring in ranked:
-        if len(chosen) < count and all(set(wiring.differences(other)) - {"rope_theta"} for other in chosen):
-            chosen.append(wiring)
-    return chosen
 
 
 def _measured(
@@ -227,7 +202,7 @@ def _ranked(
 ) -> list[Candidate]:  # fmt: skip
     """Best first. ``chosen[0]`` is ``configured``.
 
-    A wiring must be clearly better where no known mistake explains it, and where another one changes less of the same.
+    A wiring must be clearly better where no known mistake explains it.
     """
     counts = {
         wiring: accept_counts(evaluation.steps(num_steps))
@@ -251,34 +226,130 @@ def _ranked(
             )
         )  # fmt: skip
 
-    def rank(candidate: Candidate) -> tuple[float, int]:
-        changes = configured.differences(candidate.wiring)
-        simpler = any(
-            candidate.gain - MATERIAL * usual < other.gain
-            and len(less := configured.differences(other.wiring)) < len(changes)
-            and all(changes.get(switch) == values for switch, values in less.items())
-            for other in candidates
-            if other.wiring != configured
-        )
-        handicap = MATERIAL * usual if simpler or candidate.wiring not in explained else 0.0
-        return handicap - candidate.gain, len(changes)
+    def rank(candidate: Candidate) -> float:
+        return (candidate.wiring not in explained) * MATERIAL * usual - candidate.gain
 
-    def near(first: Candidate, other: Candidate) -> bool:
-        """Whether the first is not surely ahead of the other one, which is better than configured."""
-        ahead = paired_difference(*counts[first.wiring], *counts[other.wiring]).ci
-        return other.shown and (ahead is None or ahead[0] <= 0)
+    def rival(first: Candidate, other: Candidate) -> bool:
+        """Whether the first is not surely and materially ahead of the other one, both better than configured."""
+        ahead = paired_difference(*counts[first.wiring], *counts[other.wiring])
+        unsure = ahead.ci is None or ahead.ci[0] <= 0 or (ahead.value or 0.0) < MATERIAL * usual
+        return first.shown and other.shown and unsure
 
-    def strange(candidate: Candidate) -> int:
-        """Boundaries that nobody configured, the embedding aside."""
-        return sum(k not in (0, *configured.boundaries) for k in candidate.wiring.boundaries)
+    def changes(candidate: Candidate) -> tuple[bool, int, int, float]:
+        """Neighbouring layers look alike to few samples: boundaries that nobody configured count, but the embedding."""
+        strange = sum(k not in (0, *configured.boundaries) for k in candidate.wiring.boundaries)
+        unexplained = candidate.wiring not in explained
+        return unexplained, strange, len(configured.differences(candidate.wiring)), rank(candidate)
 
-    first, *rest = sorted(candidates, key=rank)
-    if not first.shown:
-        return [first, *rest]
-    # Neighbouring layers look alike to few samples: of those too near to tell, the one that the least mistake explains.
-    ties = [first, *(each for each in rest if near(first, each))]
-    best = min(
-        [each for each in ties if each.wiring in explained] or ties, key=lambda each: (strange(each), rank(each))
-    )
-    named = replace(best, near=tuple(each.change for each in ties if each is not best))
-    return [named, *(each for each in (first, *rest) if each is not best)]
+    best, near, rest = least_changed(sorted(candidates, key=rank), rival, changes)
+    return [replace(best, near=tuple(each.change for each in near)), *rest]
+
+
+class SampleSearch(CandidateSearch):
+    """Scored by the mean log-likelihood of the true next tokens at depths 1 and 2, on a few rows of a few samples.
+
+    Likelihoods tell wirings apart on far fewer rows than right and wrong proposals do.
+    """
+
+    def __init__(
+        self, draft: Draft, configured: Wiring, parts: Sequence[SampleStates], available: Sequence[int],
+        bases: Sequence[float] = (), progress: Progress = lambda share, words: None,
+    ) -> None:  # fmt: skip
+        super().__init__(draft, configured, available, bases, progress)
+        self.parts = sorted(parts, key=lambda part: -len(part.sample.input_ids))  # the longest is the rough one
+        each = (CONTEXT + STARTS + 2) * draft.width * draft.norm.element_size()
+        self.projected = lru_cache(max(KEPT // each, 1))(self._projected)
+        self.words: dict[tuple[str, str, str], tuple[Tensor, Tensor]] = {}
+        self.blocks: dict[Wiring, tuple[list[float], list[int]]] = {}
+        self.passes = 0
+
+    def score(self, wiring: Wiring, rough: bool) -> float:
+        if rough:
+            return _mean(self._likelihoods(wiring, parts=1, depths=1))
+        self.blocks[wiring] = self._likelihoods(wiring)
+        return _mean(self.blocks[wiring])
+
+    def worse(self, wiring: Wiring, than: Wiring, comparisons: int) -> bool:
+        lost = paired_difference(*self.blocks[wiring], *self.blocks[than])
+        requests = sum(rows > 0 for rows in self.blocks[than][1])
+        return (lost.value or 0.0) < 0 and is_significant(lost, requests, comparisons, 2 * LEVEL)  # one side
+
+    def idle_slots(self, wiring: Wiring) -> tuple[int, ...]:
+        """Slots without whose stream the draft is better."""
+        whole = _mean(self._likelihoods(wiring))
+        slots = range(len(wiring.boundaries))
+        return tuple(slot for slot in slots if _mean(self._likelihoods(wiring, without=slot)) > whole + IDLE)
+
+    def _likelihoods(
+        self, wiring: Wiring, parts: int = PARTS, depths: int = 2, without: int | None = None
+    ) -> tuple[list[float], list[int]]:
+        """Sums and rows of each block; ``without`` leaves out the stream of one slot."""
+        self.passes += 1
+        count = STARTS // BLOCK
+        sums, rows = [0.0] * (count * len(self.parts)), [0] * (count * len(self.parts))
+        for part, states in enumerate(self.parts[:parts]):
+            tokens, first = states.sample.input_ids, states.sample.prompt_tokens - 1
+            if first >= rows_of(tokens, wiring):
+                continue  # a shift that leaves this short reply no start
+            hidden = self._combined(wiring, part, without)
+            for depth, state in enumerate(depth_states(self.draft, wiring, hidden, tokens, depths, first), 1):
+                truth = tokens[first + 1 + depth :][: min(len(state), STARTS)]
+                said = self._likelihood(wiring, state[: len(truth)], truth)
+                for place, block in enumerate(said.split(BLOCK), part * count):
+                    sums[place] += float(block.sum())
+                    rows[place] += len(block)
+        return sums, rows
+
+    def _likelihood(self, wiring: Wiring, state: Tensor, truth: Tensor) -> Tensor:
+        """Log-likelihoods ``[S]`` among the true words and about a thousand others.
+
+        None counts for less than a blind guess, as does a word that the draft does not have: a draft that is
+        sure and wrong proposes nothing worse than one that is unsure.
+        """
+        state = before_head(self.draft, wiring, state)
+        weight, ids = self._words(wiring)
+        match = truth.to(ids.device)[:, None] == ids
+        said = torch.log_softmax(torch.nn.functional.linear(state, weight).float(), -1)
+        said = said.gather(1, match.int().argmax(1, keepdim=True))[:, 0]
+        blind = -math.log(len(ids))
+        return torch.where(match.any(1), said, blind).clamp(min=blind)
+
+    def _words(self, wiring: Wiring) -> tuple[Tensor, Tensor]:
+        """Rows of the head and their target ids: every true word of the parts, and others evenly."""
+        key = (wiring.head, wiring.d2t, wiring.embedding)
+        if key not in self.words:
+            weight, ids = head_weight(self.draft, wiring), target_ids(self.draft, wiring)
+            ids = torch.arange(len(weight), device=weight.device) if ids is None else ids
+            truth = torch.cat([part.sample.input_ids for part in self.parts]).to(ids.device)
+            chosen = torch.isin(ids, truth)
+            chosen[:: len(ids) // 1024 + 1] = True
+            self.words[key] = weight[chosen].to(self.draft.norm.dtype), ids[chosen]
+        return self.words[key]
+
+    def _combined(self, wiring: Wiring, part: int, without: int | None) -> Tensor:
+        """What ``combine`` gives, from the projection of each slot alone: ``fc`` is linear in its slots."""
+        if wiring.norm_before_fc:  # one norm over all slots
+            stack = self.parts[part].stack(wiring.boundaries)
+            if without is not None:
+                stack[:, without] = 0
+            return combine(self.draft, wiring, stack)
+        bias = self.draft.fc.bias
+        rows = len(self.parts[part].sample.input_ids)
+        hidden = self.draft.fc.weight.new_zeros(rows, self.draft.width) + (0 if bias is None else bias)
+        for slot, boundary in enumerate(wiring.boundaries):
+            if slot != without:
+                hidden = hidden + self.projected(part, slot, boundary, wiring.fc_norm)
+        return hidden
+
+    def _projected(self, part: int, slot: int, boundary: int, normed: bool) -> Tensor:
+        """``[T, H]``: what one slot adds to ``fc``'s output where it is fed this boundary."""
+        state = self.parts[part].states[boundary].to(self.draft.norm.device, self.draft.norm.dtype)
+        if normed:
+            state = rms_norm(state, self.draft.fc_norms[slot], self.draft.eps)
+        width = self.draft.fc.weight.shape[1] // self.draft.num_aux_hidden_states
+        return torch.nn.functional.linear(state, self.draft.fc.weight[:, slot * width : (slot + 1) * width])
+
+
+def _mean(blocks: tuple[Sequence[float], Sequence[int]]) -> float:
+    sums, rows = blocks
+    return sum(sums) / sum(rows) if sum(rows) else -math.inf
