@@ -169,8 +169,9 @@ class CandidateSearch(ABC):
         ``layers`` and ``ids`` as in ``boundary_families``.
         """
         self.progress(0.0, "other numberings and orders, norms with each; each switch alone")
-        leaders = []
-        for base in (self.configured, *norms(self.configured, self.draft)):  # norms hide what boundaries are worth
+        leaders, settled = [], self.settled([self.configured])
+        hidden = [] if settled else norms(self.configured, self.draft)  # norms hide what boundaries are worth
+        for base in (self.configured, *hidden):
             lists = [base, *boundary_families(base, self.available, layers, ids)]
             leaders += self.best(lists, shortlist=LISTS)
             self.explained.update(lists)
