@@ -147,10 +147,9 @@ def work_02(samples: Path) -> None:
     from eagle3lib.maths.draft_weights import Draft, Layer, Linear
     from eagle3lib.maths.target import Target
     from eagle3lib.maths.wiring import Wiring
-    from eagle3lib.measuring.evaluation import evaluate_all
-    from eagle3lib.measuring.last_state import target_argmax_of
+    from eagle3lib.measuring.accuracy import evaluate_all
     from eagle3lib.measuring.sample_states import StatesDataset
-    from eagle3lib.measuring.survey import survey
+    from eagle3lib.measuring.survey import survey, target_argmax_of
     from eagle3lib.measuring.wiring_search import search_wiring
     from eagle3lib.reading.samples import read_samples
 
@@ -209,7 +208,7 @@ def work_04(folder: Path) -> None:
     from eagle3lib.findings.capture_rules import replayed
     from eagle3lib.findings.config_rules import inspect
     from eagle3lib.maths.target import Target
-    from eagle3lib.measuring.references import from_samples
+    from eagle3lib.measuring.streams import from_samples
     from eagle3lib.reading.captures import read_capture
 
     inspection = inspect(str(folder / "draft"), str(folder / "target"), "", "sglang==0.5.23")

@@ -14,13 +14,11 @@ from eagle3lib.findings.wiring_rules import conclusion
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.accuracy import DepthCounts
-from eagle3lib.measuring.evaluation import Evaluation, Request
-from eagle3lib.measuring.last_state import LastState, target_argmax_of
+from eagle3lib.measuring.accuracy import DepthCounts, Evaluation, Request
 from eagle3lib.measuring.prediction import VerifySteps
 from eagle3lib.measuring.rates import rate
 from eagle3lib.measuring.sample_states import SampleStates
-from eagle3lib.measuring.survey import Survey, survey
+from eagle3lib.measuring.survey import LastState, Survey, survey, target_argmax_of
 from eagle3lib.reading.samples import Sample
 
 VOCAB, WIDTH, TOKENS, PROMPT = 300, 32, 120, 20

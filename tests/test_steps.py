@@ -17,8 +17,7 @@ from eagle3lib.findings.breakdown import Breakdown, break_down
 from eagle3lib.findings.breakdown_rules import Limit, limits
 from eagle3lib.findings.offline import open_pair
 from eagle3lib.measuring.acceptance import from_histograms
-from eagle3lib.measuring.accuracy import DepthCounts
-from eagle3lib.measuring.evaluation import Evaluation, Request
+from eagle3lib.measuring.accuracy import DepthCounts, Evaluation, Request
 from eagle3lib.measuring.prediction import VerifySteps
 from eagle3lib.measuring.rates import Rate
 from eagle3lib.measuring.steps import (

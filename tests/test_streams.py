@@ -10,9 +10,8 @@ from safetensors.torch import save_file
 
 from eagle3lib.errors import InputError
 from eagle3lib.findings.capture_rules import capture_findings, stage_findings, stream_findings
-from eagle3lib.measuring import references
 from eagle3lib.measuring.replay import compare, first_divergence
-from eagle3lib.measuring.streams import match_streams
+from eagle3lib.measuring.streams import References, expected_boundaries, from_samples, match_streams
 from eagle3lib.reading.captures import Capture, read_capture, write_capture
 from eagle3lib.reading.samples import Sample
 from tests.static_pairs import inspected
@@ -87,19 +86,19 @@ def reference_sample(states, normed):
 @pytest.mark.parametrize(("normed", "layers", "last"), [(True, None, "final_norm"), (False, LAYERS, LAYERS)])
 def test_a_samples_last_state_stands_under_its_boundary(states, normed, layers, last, monkeypatch):
     sample = reference_sample(states, normed)
-    monkeypatch.setattr(references, "read_samples", lambda path, hidden: [sample])
+    monkeypatch.setattr("eagle3lib.measuring.streams.read_samples", lambda path, hidden: [sample])
     captured = capture(states, input_ids=torch.arange(ROWS))
-    [by_boundary] = references.from_samples([captured], "", HIDDEN, layers=layers).states
+    [by_boundary] = from_samples([captured], "", HIDDEN, layers=layers).states
     assert list(by_boundary) == [0, 3, 6, last]
-    [unknown] = references.from_samples([captured], "", HIDDEN, layers=6).states
+    [unknown] = from_samples([captured], "", HIDDEN, layers=6).states
     assert list(unknown) == ([0, 3, 6, last] if normed else [0, 3, 6]) and unknown[6] is not states[LAYERS]
 
 
 def test_samples_that_hold_more_states_than_were_captured_do_not_say_what_was_trained_on():
-    held = references.References((), named=(0, 3, 6, 8))
-    assert references.expected_boundaries((), held, None, (1, 2, 3), slots=3)[0] == (1, 2, 3)
-    assert references.expected_boundaries((), held, None, (1, 2, 3), slots=4)[0] == (0, 3, 6, 8)
-    assert references.expected_boundaries((), held, None, (1, 2, 3))[0] == (0, 3, 6, 8)
+    held = References((), named=(0, 3, 6, 8))
+    assert expected_boundaries((), held, None, (1, 2, 3), slots=3)[0] == (1, 2, 3)
+    assert expected_boundaries((), held, None, (1, 2, 3), slots=4)[0] == (0, 3, 6, 8)
+    assert expected_boundaries((), held, None, (1, 2, 3))[0] == (0, 3, 6, 8)
 
 
 def test_an_unreduced_share_is_recognised(states):
@@ -235,6 +234,6 @@ def test_the_first_stage_that_differs_is_an_error_and_rounding_is_none():
 
 @pytest.mark.parametrize("odd", [5, "abc", [0, 3, 400], [0, True, 3], None])
 def test_another_notebooks_odd_boundaries_are_passed_over(states, odd):
-    held = references.References((states,), None)
-    found, why = references.expected_boundaries((), held, {"results": {"best_boundaries": odd}}, (0, 3, 6))
+    held = References((states,), None)
+    found, why = expected_boundaries((), held, {"results": {"best_boundaries": odd}}, (0, 3, 6))
     assert found == (0, 3, 6) and "config" in why

@@ -27,8 +27,7 @@ from eagle3lib.maths.trace import trace
 from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring import wiring_search
-from eagle3lib.measuring.accuracy import DepthCounts, coverage
-from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
+from eagle3lib.measuring.accuracy import DepthCounts, Evaluation, Request, coverage, evaluate
 from eagle3lib.measuring.prediction import VerifySteps
 from eagle3lib.measuring.sample_states import SampleStates, StatesDataset, spread
 from eagle3lib.measuring.wiring_search import MATERIAL, SampleSearch, Search, _ranked, search_wiring

@@ -18,8 +18,7 @@ from eagle3lib.findings.wiring_rules import accuracy_findings, coverage_findings
 from eagle3lib.maths.draft import Chains
 from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.measuring.acceptance import Acceptance, from_predictions, from_setting
-from eagle3lib.measuring.accuracy import coverage
-from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
+from eagle3lib.measuring.accuracy import Evaluation, Request, coverage, evaluate
 from eagle3lib.measuring.expected import Rule, expected
 from eagle3lib.measuring.prediction import VerifySteps, accept_counts, predict, verify_sample
 from eagle3lib.measuring.rates import Rate, rate

@@ -10,8 +10,7 @@ import pandas as pd
 from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.inspection import Inspection
 from eagle3lib.measuring.acceptance import Acceptance
-from eagle3lib.measuring.rates import Difference, paired_difference
-from eagle3lib.measuring.significance import is_significant
+from eagle3lib.measuring.rates import Difference, is_significant, paired_difference
 from eagle3lib.measuring.steps import per_request
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import Launch

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from eagle3lib.measuring.acceptance import Histogram, accepted_of, reached, steps_of
-from eagle3lib.measuring.rates import Difference, paired_difference
-from eagle3lib.measuring.significance import is_significant
+from eagle3lib.measuring.rates import Difference, is_significant, paired_difference
 
 #: Fewer than one draft in ten verify steps: a wrongly fed draft guesses common words right that often (the
 #: incident's 1.0585), and a tenth more tokens a step do not pay for a chain's passes.

@@ -8,8 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from eagle3lib.findings.finding import Finding
-from eagle3lib.measuring.rates import paired_difference, rate, unpaired_difference
-from eagle3lib.measuring.significance import is_significant
+from eagle3lib.measuring.rates import is_significant, paired_difference, rate, unpaired_difference
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.run_flags import differing
 

@@ -8,12 +8,10 @@ import pandas as pd
 
 from eagle3lib.findings.breakdown_rules import SMALL_FALL, Limit, category_findings, length_findings, step_sides
 from eagle3lib.findings.finding import Finding
-from eagle3lib.measuring.evaluation import Evaluation
-from eagle3lib.measuring.last_state import LastState
-from eagle3lib.measuring.rates import Rate, rate, unpaired_difference
-from eagle3lib.measuring.significance import is_significant
+from eagle3lib.measuring.accuracy import Evaluation
+from eagle3lib.measuring.rates import Rate, is_significant, rate, unpaired_difference
 from eagle3lib.measuring.steps import predicted_steps
-from eagle3lib.measuring.survey import Survey
+from eagle3lib.measuring.survey import LastState, Survey
 from eagle3lib.measuring.wiring_search import GOOD_FIRST
 
 

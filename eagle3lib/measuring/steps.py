@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from eagle3lib.measuring.evaluation import Request
+from eagle3lib.measuring.accuracy import Request
 from eagle3lib.measuring.prediction import VerifySteps
 from eagle3lib.measuring.rates import Rate, rate
 from eagle3lib.reading.engine_reports import EngineReport

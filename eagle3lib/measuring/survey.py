@@ -1,17 +1,25 @@
-"""What a set of samples is, from one pass over it: lengths, vocabulary, states, and what the last state means."""
+"""What a set of samples is, from one pass over it: lengths, vocabulary, states, and what the last state means.
+
+The same key means different states in different tools, as they stand or after the final norm, and a trainer that takes
+one for the other trains its draft on another target. Sampled text agrees less with either, so that the two readings are
+compared with each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from scipy import stats
 from torch import Tensor
+from torch.nn.functional import pad
 
+from eagle3lib.maths.kernels import lm_head_logits
 from eagle3lib.maths.target import Target
-from eagle3lib.measuring.accuracy import covered
-from eagle3lib.measuring.last_state import LastState
-from eagle3lib.measuring.rates import Rate, rate
+from eagle3lib.measuring.accuracy import TargetArgmax, covered, target_argmax
+from eagle3lib.measuring.rates import LEVEL, Rate, rate
 from eagle3lib.measuring.sample_states import SampleStates
+from eagle3lib.reading.samples import Sample
 
 
 @dataclass(frozen=True)
@@ -58,3 +66,95 @@ def survey(dataset: Iterable[SampleStates], boundaries: Sequence[int], ids: Tens
         tuple(prompts), tuple(lengths), rate(inside, generated), tuple(sorted(common or ())), named,
         tuple(sorted(layouts)), {k: tuple(values) for k, values in norms.items()}, last,
     )  # fmt: skip
+
+
+#: Tokens counted, in all and of one sample: enough for a clear answer, and cheap for a large vocabulary.
+TOKENS, OF_ONE = 1024, 64
+#: A target agrees far more often with its own text, sampled or not.
+NOT_ITS_OWN = 0.05
+
+
+@dataclass
+class LastState:
+    """How often the argmax of head(state) and of head(norm(state)) is the token that follows.
+
+    ``normed``: what was decided, ``None`` where the two agree equally often (then it hardly matters) or nothing was
+    counted. ``claimed``: what the layout says, ``None`` where it says nothing or files differ.
+    """
+
+    tokens: int = 0
+    as_it_stands: int = 0
+    after_norm: int = 0
+    only: list[int] = field(default_factory=lambda: [0, 0])  #: tokens that only the one, only the other gives
+    claims: set[bool | None] = field(default_factory=set)
+
+    @property
+    def claimed(self) -> bool | None:
+        return next(iter(self.claims)) if len(self.claims) == 1 else None
+
+    @property
+    def normed(self) -> bool | None:
+        here, there = self.only
+        if not here + there or stats.binomtest(here, here + there).pvalue >= LEVEL:
+            return None
+        return here > there
+
+    @property
+    def foreign(self) -> bool:
+        """Neither reading gives what follows: shifted rows, or a state of another target."""
+        most = max(self.as_it_stands, self.after_norm)
+        return bool(self.tokens) and stats.binomtest(most, self.tokens, NOT_ITS_OWN, "less").pvalue < LEVEL
+
+    def add(self, sample: Sample, target: Target) -> None:
+        """Count one sample; nothing where it has no last state or enough was counted."""
+        last = sample.last_hidden_state
+        if last is None or self.tokens >= TOKENS:
+            return
+        self.claims.add(sample.last_is_normed)
+        rows = sample.loss_mask[1:].nonzero().flatten()[:OF_ONE]  # row t is followed by token t + 1
+        truth, state = sample.input_ids[1:][rows], target.to_compute(last[rows])
+        plain, normed = (
+            lm_head_logits(each, target.lm_head).argmax(-1).cpu() == truth for each in (state, target.normed(state))
+        )
+        self.tokens += len(truth)
+        self.as_it_stands += int(plain.sum())
+        self.after_norm += int(normed.sum())
+        self.only[0] += int((plain & ~normed).sum())
+        self.only[1] += int((normed & ~plain).sum())
+
+    def words(self) -> str:
+        """What was decided and on which counts."""
+        if not self.tokens:
+            return "none in the files"
+        is_so = {True: "after the final norm", False: "before the final norm", None: "not told apart"}
+        claim = "" if self.claimed is None else f"; its layout says {is_so[self.claimed]}"
+        return (
+            f"{is_so[self.normed]}: head(state) says {self.as_it_stands} and head(norm(state)) {self.after_norm} of "
+            f"{self.tokens} tokens that follow{claim}"
+        )
+
+
+def target_argmax_of(
+    layers: int, target: Target, ids: Tensor | None, found: LastState
+) -> Callable[[SampleStates], TargetArgmax | None]:
+    """A function that gives the target's argmax after each generated token, ``[T]``.
+
+    From boundary ``layers`` or the file's last state; ``None`` where there is neither, or where it is not known
+    whether the file's is normed. ``ids``: the draft vocabulary. Rows before the first generated token are not computed.
+    """
+
+    words = None if ids is None else ids.to(target.lm_head.device)
+
+    def argmax(sample_states: SampleStates) -> TargetArgmax | None:
+        last, normed = sample_states.states.get(layers), False
+        if last is None:
+            last = sample_states.sample.last_hidden_state
+            normed = found.claimed if found.normed is None else found.normed
+        if last is None or normed is None:
+            return None
+        begin = int(sample_states.sample.loss_mask.int().argmax())
+        last = target.to_compute(last[begin:])
+        known = target_argmax(last if normed else target.normed(last), target.lm_head, words)
+        return TargetArgmax(*(pad(each, (begin, 0), value=-1) for each in (known.full, known.in_draft)))
+
+    return argmax

@@ -21,11 +21,10 @@ from eagle3lib.maths.draft import Draft, before_head, combine, depth_states, row
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.evaluation import Evaluation, Request, evaluate
+from eagle3lib.measuring.accuracy import Evaluation, Request, evaluate
 from eagle3lib.measuring.prediction import accept_counts
-from eagle3lib.measuring.rates import Rate, paired_difference
+from eagle3lib.measuring.rates import LEVEL, Rate, is_significant, paired_difference
 from eagle3lib.measuring.sample_states import Progress, SampleStates, spread
-from eagle3lib.measuring.significance import LEVEL, is_significant
 from eagle3lib.measuring.wiring_candidates import CandidateSearch, describe, least_changed
 
 Answer = Literal["sound", "wiring", "model", "both", "undecided"]

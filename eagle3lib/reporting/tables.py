@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from eagle3lib.findings.finding import Finding
     from eagle3lib.findings.verdict import Diagnosis
     from eagle3lib.measuring.acceptance import Acceptance
-    from eagle3lib.measuring.evaluation import Evaluation
+    from eagle3lib.measuring.accuracy import Evaluation
     from eagle3lib.measuring.rates import Rate
     from eagle3lib.measuring.replay import StageDiff
     from eagle3lib.measuring.served import ServedPrediction

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from eagle3lib.findings.inspection import Inspection
     from eagle3lib.findings.verdict import Verdict
     from eagle3lib.maths.trace import Stage
-    from eagle3lib.measuring.evaluation import Evaluation
+    from eagle3lib.measuring.accuracy import Evaluation
     from eagle3lib.measuring.rates import Rate
     from eagle3lib.measuring.survey import Survey
     from eagle3lib.measuring.wiring_search import Search

@@ -21,10 +21,9 @@ from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target import Target
-from eagle3lib.measuring.references import from_target
 from eagle3lib.measuring.replay import replay
 from eagle3lib.measuring.served import predict_reports
-from eagle3lib.measuring.streams import match_streams
+from eagle3lib.measuring.streams import from_target, match_streams
 from eagle3lib.reading.captures import read_capture
 from eagle3lib.reading.engine_reports import read_engine_reports
 from eagle3lib.reading.launch import Launch
