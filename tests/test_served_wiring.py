@@ -82,23 +82,23 @@ def kinds(found: ServedWiring, layers: int = BOUNDARIES - 1) -> list[tuple[str, 
 def test_another_wiring_is_found_and_named(served: Wiring, ordered: bool, kind: str | None) -> None:
     draft, responses = answered(served, ordered)
     found = find_wiring("made", draft, CONFIGURED, responses, SETTING)
-    assert found.best.wiring == served and found.best.exact.value == 1, found.words()
+    assert found.best.wiring == served and found.best.exact.value == 1, found.summary()
     assert found.answer == ("another wiring" if kind else "as configured")
-    assert kinds(found) == ([(kind, "error")] if kind else []), found.words()
+    assert kinds(found) == ([(kind, "error")] if kind else []), found.summary()
 
 
 def test_a_layer_off_the_trained_one_is_found_in_order() -> None:
     served = CONFIGURED.replace(boundaries=(2, 5, 8))
     draft, responses = answered(served, trained=CONFIGURED)
     found = find_wiring("made", draft, CONFIGURED, responses, SETTING)
-    assert found.best.wiring == served and kinds(found) == [("aux.layers", "error")], found.words()
+    assert found.best.wiring == served and kinds(found) == [("aux.layers", "error")], found.summary()
 
 
 def test_what_nothing_explains_is_said() -> None:
     draft, responses = answered(CONFIGURED)
     other = [(states, said) for (states, _), (_, said) in zip(responses, responses[1:], strict=False)]
     found = find_wiring("made", draft, CONFIGURED, other, SETTING)
-    assert found.answer == "none" and found.words().startswith("No wiring tried")
+    assert found.answer == "none" and found.summary().startswith("No wiring tried")
     assert kinds(found) == [("acceptance.unexplained", "note")]
 
 
@@ -142,11 +142,11 @@ def test_any_setting_matches_itself(setting: Setting) -> None:
         for ordered in (True, False):
             said = request(steps.accepted, ordered, setting.num_steps)
             same = match(draft, CONFIGURED, sample_states, said, setting)
-            assert same.missed == 0 and same.telling_equal == same.telling > 0
+            assert same.missed == 0 and same.informative_equal == same.informative > 0
 
 
 def fit(wiring: Wiring, missed: list[int], steps: int = 60) -> Fit:
-    """A wiring that misses so many of a response's steps, half of which are telling."""
+    """A wiring that misses so many of a response's steps, half of which are informative."""
     matches = [Match(steps - n, steps, steps // 2 - n, steps // 2, (n, i)) for i, n in enumerate(missed)]
     return Fit.of(wiring, CONFIGURED, matches)
 
@@ -209,7 +209,7 @@ def test_slips_at_random_neither_make_nor_hide_an_error(
             responses.append((sample_states, request(steps, ordered)))
         found = find_wiring("made", draft, CONFIGURED, responses, SETTING)
         errors = [kind for kind, severity in kinds(found) if severity == "error"]
-        assert served != CONFIGURED or not errors, found.words()
+        assert served != CONFIGURED or not errors, found.summary()
         named += found.best.wiring == served and bool(errors) == (served != CONFIGURED)
     assert named >= 0.9 * seeds
 
@@ -246,7 +246,7 @@ def test_what_sglang_served_is_found_without_being_told(
     (found,) = served_wiring(reports, draft, TRAINED, target)
     assert found.best.change == change
     assert found.best.exact.denominator == 8
-    assert found.best.exact.numerator >= (7 if "bfloat16" in name else 8), found.words()
+    assert found.best.exact.numerator >= (7 if "bfloat16" in name else 8), found.summary()
     assert found.answer == ("another wiring" if kind else "as configured")
     assert kinds(found, 30) == ([(kind, "error")] if kind else [])
     assert kind is None or found.best.beats(found.as_configured)

@@ -79,7 +79,7 @@ def teacher_findings(last: LastState, first: Rate) -> list[Finding]:
             "target.mismatch",
             "error" if poor and wrong else "warning",
             "the samples' last state",
-            f"{last.words()[0].upper()}{last.words()[1:]}.",
+            f"{last.summary()[0].upper()}{last.summary()[1:]}.",
             f"A trainer that takes {norm} for the target teaches its draft something else than the target says."
             if wrong
             else "Neither reading is what the target said: its rows are out of step, or another target made it.",

@@ -24,7 +24,7 @@ def served_findings(found: ServedWiring, *, layers: int) -> list[Finding]:
     Silent where the configured wiring may be what was served, or where too little was accepted to say.
     ``layers``: blocks of the target.
     """
-    if found.answer in ("as configured", "undecided") or not found.best.tells:
+    if found.answer in ("as configured", "undecided") or not found.best.decides:
         return []
     if found.answer == "none":
         return [_unexplained(found)]
@@ -34,7 +34,7 @@ def served_findings(found: ServedWiring, *, layers: int) -> list[Finding]:
 def _changes(found: ServedWiring, layers: int) -> Iterator[Finding]:
     here, best = found.as_configured, found.best
     evidence = (
-        f"{found.words()} The configured wiring predicts {here.exact.numerator} of {here.exact.denominator} "
+        f"{found.summary()} The configured wiring predicts {here.exact.numerator} of {here.exact.denominator} "
         f"responses, {here.steps.numerator} of {here.steps.denominator} verify steps."
     )
     for switch, (wanted, was) in found.configured.differences(best.wiring).items():
@@ -54,7 +54,7 @@ def _changes(found: ServedWiring, layers: int) -> Iterator[Finding]:
 
 def _unexplained(found: ServedWiring) -> Finding:
     return Finding(
-        "acceptance.unexplained", "note", found.source, found.words(),
+        "acceptance.unexplained", "note", found.source, found.summary(),
         "The engine feeds or reads the draft in a way that no known wiring does, or serves other weights.",
         "Compare the weights, the flags that change acceptance (temperature, thresholds) and a capture (notebook 04).",
     )  # fmt: skip

@@ -39,7 +39,7 @@ class Acceptance:
     verify_steps: int | None = None
     histogram: tuple[int, ...] | None = None
     accept_length: Rate | None = None
-    #: ``None`` at positions never reached, or of which the source does not tell.
+    #: ``None`` at positions never reached, or that the source does not give.
     marginal: tuple[Rate | None, ...] | None = None
     conditional: tuple[Rate | None, ...] | None = None
     accuracy: tuple[Rate, ...] | None = None  #: right with the true tokens fed, whatever came before
@@ -119,7 +119,7 @@ def from_setting(source: str, definition: str, histograms: Sequence[Histogram], 
 
 
 def from_report(report: EngineReport) -> Acceptance:
-    """Rates from an engine's own account, as far as it goes; ``plausibility`` says what to think of them."""
+    """Rates from an engine's own account, as far as it goes; ``plausibility`` checks them."""
     requests, (num_steps, _, num_draft_tokens) = report.measured, report.setting
     named = {"source": report.source, "kind": "engine", "definition": report.definition}
     match report.form:

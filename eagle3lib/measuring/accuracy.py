@@ -98,9 +98,9 @@ def target_argmax(last: Tensor, head: Tensor, ids: Tensor | None, rows: int = 25
 DEFINITIONS = {
     "specforge acc": "right at d alone / loss mask of token t + d - 1 (eagle3/model.py _compute_metric_acc)",
     "eagle acc": "as specforge acc (traineagle3/cnets.py)",
-    "speculators full_acc": "right at 1..d, of the draft's words / loss mask of token t + d (metrics.py)",
-    "speculators cond_acc": "right at 1..d, of the draft's words / starts still right before (metrics.py)",
-    "modelopt train_acc": "right at d alone, of the draft's words / loss mask of token t + d (hf_eagle.py)",
+    "speculators full_acc": "right at 1..d, of the draft vocabulary / loss mask of token t + d (metrics.py)",
+    "speculators cond_acc": "right at 1..d, of the draft vocabulary / starts still right before (metrics.py)",
+    "modelopt train_acc": "right at d alone, of the draft vocabulary / loss mask of token t + d (hf_eagle.py)",
 }
 
 
@@ -151,10 +151,10 @@ def coverage(tokens: Sequence[Tensor], loss_masks: Sequence[Tensor], ids: Tensor
 
 @dataclass(frozen=True)
 class Request:
-    """What one conversation says: counts per depth, and its steps for each ``num_steps`` from 1.
+    """One conversation: counts per depth, and its steps for each ``num_steps`` from 1.
 
-    ``trainers``: numerators and denominators ``[depths]`` under each trainer's definition, where it is known what
-    the target would say.
+    ``trainers``: numerators and denominators ``[depths]`` under each trainer's definition, where the target's
+    argmax is known.
     """
 
     name: str
@@ -194,21 +194,23 @@ class Evaluation:
 
 
 def evaluate(
-    draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depths: int, said: TargetArgmax | None = None
+    draft: Draft, wiring: Wiring, sample: Sample, states: Tensor, depths: int, target_argmax: TargetArgmax | None = None
 ) -> Request:
     """Run the draft over one sample.
 
     Args:
         states: ``[T, K, H_t]`` at ``wiring.boundaries``.
-        said: what the target would say after each token, for the trainers' definitions.
+        target_argmax: after each token, for the trainers' definitions.
     """
     mask, first = sample.loss_mask, sample.prompt_tokens - 1
     if first >= rows_of(sample.input_ids, wiring):  # a shift that leaves a short reply no start
         none = DepthCounts(0, (0,) * depths, (0,) * depths)
         return Request(sample.name, sample.category, none, (VerifySteps((), (), True),) * depths, sample.prompt_tokens)
-    wide = first if said is None else max(0, min(first, int(mask.int().argmax()) - depths))
+    wide = first if target_argmax is None else max(0, min(first, int(mask.int().argmax()) - depths))
     chains = forward(draft, wiring, states, sample.input_ids, depths, wide)
-    trainers = {} if said is None else {name: trainer_counts(name, chains, said, mask) for name in DEFINITIONS}
+    trainers = {}
+    if target_argmax is not None:
+        trainers = {name: trainer_counts(name, chains, target_argmax, mask) for name in DEFINITIONS}
     own = chains.starts >= first
     chains = replace(
         chains, proposed=chains.proposed[:, own], starts=chains.starts[own], margins=chains.margins[:, own]
@@ -220,10 +222,10 @@ def evaluate(
 
 def evaluate_all(
     draft: Draft, wiring: Wiring, dataset: Iterable[SampleStates], depths: int,
-    teach: Callable[[SampleStates], TargetArgmax | None] = lambda sample_states: None,
+    argmax_of: Callable[[SampleStates], TargetArgmax | None] = lambda sample_states: None,
 ) -> Evaluation:  # fmt: skip
-    """``evaluate`` for one sample after the other; ``teach`` gives what the target would say."""
+    """``evaluate`` for one sample after the other; ``argmax_of`` gives the target's argmax."""
     return Evaluation(tuple(
-        evaluate(draft, wiring, own.sample, own.stack(wiring.boundaries), depths, said=teach(own))
+        evaluate(draft, wiring, own.sample, own.stack(wiring.boundaries), depths, argmax_of(own))
         for own in dataset
     ))  # fmt: skip

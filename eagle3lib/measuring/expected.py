@@ -1,12 +1,12 @@
 """Acceptance above temperature 0, as an expectation over the draws: nothing is drawn.
 
-Target-only (SGLang's rule unless told otherwise, ``tree_speculative_sampling_target_only``): the target draws its
-next token, and a drafted child that is this token is accepted. What was said therefore fixes where verify steps
-begin; from there a node is reached with the product of the target's probabilities along its path.
+Target-only (SGLang's default rule, ``tree_speculative_sampling_target_only``): the target draws its
+next token, and a drafted child that is this token is accepted. The sampled tokens therefore fix where verify
+steps begin; from there a node is reached with the product of the target's probabilities along its path.
 
 Rejection sampling (Leviathan et al. 2023, arXiv 2211.17192; SGLang ``--speculative-use-rejection-sampling``, chains
-only): a draft x from q is accepted with min(1, p(x) / q(x)). A token x that was said came from an accepted draft with
-min(p(x), q(x)) of its p(x), so with min(1, q(x) / p(x)): what was said leaves a chain of such chances.
+only): a draft x from q is accepted with min(1, p(x) / q(x)). A sampled token x came from an accepted draft with
+min(p(x), q(x)) of its p(x), so with min(1, q(x) / p(x)): given the tokens, acceptance is a chain of such chances.
 
 Both average over conversations that the target sampled at this temperature. Plain temperature only: the top-k and
 top-p that an engine may apply besides are left out.
@@ -63,7 +63,7 @@ def expected(
 def target_only(trees: Trees, chances: Tensor, num_steps: int) -> Tensor:
     """``[S, num_steps + 1]``: the chance to accept at least j drafts; ``chances [S, N]`` as ``node_chances`` gives."""
     reach = chances.clone()
-    for node in range(reach.shape[1]):  # parents stand before children
+    for node in range(reach.shape[1]):  # parents come before children
         parent = trees.parents[:, node]
         reach[:, node] *= torch.where(parent < 0, 1.0, reach.gather(1, parent.clamp(min=0)[:, None])[:, 0])
     at_least = torch.zeros(len(reach), num_steps + 1)
@@ -76,7 +76,7 @@ def rejection(
     draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, last: Tensor, target: Target,
     temperature: float, num_steps: int, first: int = 0, rows: int = 256,
 ) -> Tensor:  # fmt: skip
-    """``[S, num_steps + 1]``: the chance that at least j drafts were accepted, given what was said.
+    """``[S, num_steps + 1]``: the chance that at least j drafts were accepted, given the sampled tokens.
 
     For the starts that have all tokens ahead.
 
@@ -97,8 +97,8 @@ def rejection(
             q = torch.log_softmax(drafted / temperature, -1)  # [rows, V_d]
             if ids is not None:
                 q = torch.full_like(p, float("-inf")).index_copy_(1, ids, q)
-            said = tokens[part + depth + 1, None].to(p.device)
-            ratio.append((q.gather(1, said) - p.gather(1, said)).exp().clamp(max=1)[:, 0].cpu())
+            sampled = tokens[part + depth + 1, None].to(p.device)
+            ratio.append((q.gather(1, sampled) - p.gather(1, sampled)).exp().clamp(max=1)[:, 0].cpu())
         at_least.append(at_least[-1] * torch.cat(ratio))
     return torch.stack(at_least, 1)
 
@@ -106,8 +106,8 @@ def rejection(
 def expected_histogram(at_least: Tensor) -> tuple[float, ...]:
     """``[j]``: expected verify steps with j accepted drafts, at the starts of one reply.
 
-    ``at_least [S, num_steps + 1]``, given what was said. A step at start t that accepts j is followed by one at start
-    t + j + 1; the prefill gives the first token.
+    ``at_least [S, num_steps + 1]``, given the sampled tokens. A step at start t that accepts j is followed by one
+    at start t + j + 1; the prefill gives the first token.
     """
     exactly = _exactly(at_least).double()
     depths = exactly.shape[1]

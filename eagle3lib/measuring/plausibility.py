@@ -12,7 +12,7 @@ ROUNDING = 0.006
 
 
 def impossible(report: EngineReport, num_steps: int | None = None) -> list[str]:
-    """Each contradiction within one request, in words with its numbers; the same words once."""
+    """Each contradiction within one request, as text with its numbers; the same text once."""
     return list(dict.fromkeys(text for request in report.requests for text in _contradictions(request, num_steps)))
 
 

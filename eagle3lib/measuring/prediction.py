@@ -1,7 +1,7 @@
 """The verify steps that greedy serving takes, read off one forward pass over a finished conversation.
 
-Greedy verification accepts drafts while they equal what the target says next, and what it says next stands
-in the conversation. So from what would be accepted at every start the whole sequence of steps follows. The same
+Greedy verification accepts drafts while they equal the target's next tokens, and these are in the
+conversation. So from what would be accepted at every start the whole sequence of steps follows. The same
 holds above temperature 0 for SGLang's target-only rule, once the tokens are known: a draft is accepted when the
 target's draw is the draft, and a rejected one is never drawn.
 

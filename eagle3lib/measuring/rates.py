@@ -123,7 +123,7 @@ def is_significant(found: Difference, requests: int, comparisons: int = 1, level
     """Whether ``found`` differs from 0 at ``level``: its 95 % interval, widened as Student's t widens."""
     if found.value is None or found.ci is None or requests < 2:
         return False
-    asked = stats.t.ppf(1 - level / (2 * comparisons), requests - 1)
-    widened = float(asked / stats.t.ppf(0.975, requests - 1))
+    wanted = stats.t.ppf(1 - level / (2 * comparisons), requests - 1)
+    widened = float(wanted / stats.t.ppf(0.975, requests - 1))
     low, high = (found.value + (end - found.value) * widened for end in found.ci)
     return not low <= 0 <= high

@@ -72,7 +72,7 @@ def compare(stage: str, found: Tensor, reference: Tensor) -> StageDiff:
 
 
 def _whole(capture: Capture) -> bool:
-    """Every stage has a row for every position; a truncated capture is told by ``capture_findings``."""
+    """Every stage has a row for every position; a truncated capture is reported by ``capture_findings``."""
     return {len(rows) for rows in capture.stages.values()} == {len(capture.positions)}
 
 
@@ -85,7 +85,7 @@ def _stages(capture: Capture, draft: Draft, wiring: Wiring) -> Mapping[str, Tens
 
     states = capture.aux_hidden_states.unflatten(-1, (draft.num_aux_hidden_states, -1))  # [T, K, H]
     embedded = capture.stages["embedded_ids"].flatten()
-    tokens = torch.cat([embedded[:1], embedded])  # [T + 1]: token t + 1 stands beside state t
+    tokens = torch.cat([embedded[:1], embedded])  # [T + 1]: token t + 1 is paired with state t
     hidden = combine(draft, wiring, states, on_stage)
     padded = torch.cat([hidden, hidden[-1:]])  # a last row that no start uses
     state = next(depth_states(draft, wiring.replace(shift=0), padded, tokens, 1, on_stage=on_stage))  # [T, H]

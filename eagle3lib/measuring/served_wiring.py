@@ -2,7 +2,7 @@
 
 The prediction of greedy serving is exact, so it can be turned round: the wiring whose prediction is what was
 served is the one that was served. Most steps of a poor draft accept nothing, and any wrong wiring predicts that. So
-wirings are told apart by the *telling* steps alone, those that accept a draft in fact or in the prediction.
+wirings are compared on the *informative* steps alone, those that accept a draft in fact or in the prediction.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from eagle3lib.reading.setting import Setting
 
 Answer = Literal["as configured", "another wiring", "undecided", "none"]
 
-#: Responses used, spread evenly; and the most telling ones, used in cheap passes.
+#: Responses used, spread evenly; and those with most accepted drafts, used in cheap passes.
 RESPONSES, SCREENED = 16, 3
-#: A finished request: its tokens with the target's states, and what the engine says it accepted.
+#: A finished request: its tokens with the target's states, and what the engine reports.
 Response = tuple[SampleStates, RequestReport]
-#: A wiring fits when it predicts this share of the telling steps, but for as many as rounding to bfloat16 costs: one
-#: verify step in a hundred, which is much where a draft is so poor that few are telling.
+#: A wiring fits when it predicts this share of the informative steps, but for as many as rounding to bfloat16 costs:
+#: one verify step in a hundred, which is much where a draft is so poor that few are informative.
 FITS, ROUNDED = 0.9, 0.01
-#: Fewer telling steps than this say nothing.
+#: Fewer informative steps than this decide nothing.
 FEWEST = 10
 #: One wiring is surely worse than another when it misses ``FACTOR`` times as many verify steps and ``LEAD`` more. Were
 #: both equally wrong, a step that one of them misses would be a fair coin: b misses beside 3 b + 10 have at most the
 #: chance 2**-10 that 10 beside none have, so that one in twenty of some fifty wirings tried wins by luck.
 FACTOR, LEAD = 3, 10
-#: Misses of one response come together: past a wrong step all later ones of a bare histogram may stand elsewhere. So
+#: Misses of one response come together: past a wrong step all later ones of a bare histogram may be shifted. So
 #: the difference in misses, d a response, must be ``SURE`` of its standard errors: sum(d) >= SURE * sqrt(sum(d * d)),
 #: which takes SURE**2 = 4 responses at least (Cauchy-Schwarz).
 SURE = 2
@@ -46,7 +46,7 @@ SURE = 2
 
 @dataclass(frozen=True)
 class Match:
-    """Verify steps compared; of them ``telling``, and ``telling_equal`` of those as predicted.
+    """Verify steps compared; of them ``informative``, and ``informative_equal`` of those as predicted.
 
     ``predicted``: the prediction itself, a count a step where the order is known, else a histogram, which shows next to
     nothing until it is right to the last step: wirings of one accept rate have much the same.
@@ -54,8 +54,8 @@ class Match:
 
     equal: int
     steps: int
-    telling_equal: int
-    telling: int
+    informative_equal: int
+    informative: int
     predicted: tuple[int | None, ...]
 
     @property
@@ -65,10 +65,10 @@ class Match:
 
 @dataclass(frozen=True)
 class Fit:
-    """A wiring held against every response. ``change``: what it changes against the configured one, in words.
+    """A wiring held against every response. ``change``: what it changes against the configured one, as text.
 
-    ``exact``: responses predicted without a miss; ``steps``: verify steps predicted; ``telling``: those of them that
-    accept a draft, served or predicted, on which wirings are ranked.
+    ``exact``: responses predicted without a miss; ``steps``: verify steps predicted; ``informative``: those of them
+    that accept a draft, served or predicted, on which wirings are ranked.
     """
 
     wiring: Wiring
@@ -76,7 +76,7 @@ class Fit:
     matches: tuple[Match, ...] = field(repr=False)
     exact: Rate
     steps: Rate
-    telling: Rate
+    informative: Rate
 
     @classmethod
     def of(cls, wiring: Wiring, configured: Wiring, matches: Sequence[Match]) -> Fit:
@@ -84,7 +84,7 @@ class Fit:
             wiring, describe(wiring, configured), tuple(matches),
             rate([not m.missed for m in matches], [1] * len(matches)),
             rate([m.equal for m in matches], [m.steps for m in matches]),
-            rate([m.telling_equal for m in matches], [m.telling for m in matches]),
+            rate([m.informative_equal for m in matches], [m.informative for m in matches]),
         )  # fmt: skip
 
     @property
@@ -92,13 +92,13 @@ class Fit:
         """Near enough to what was served, on enough steps; or without a single miss."""
         if not any(match.missed for match in self.matches):
             return True
-        telling, rounded = self.telling.denominator or 0, ROUNDED * (self.steps.denominator or 0)
-        return self.tells and (self.telling.numerator or 0) >= FITS * (telling - rounded)
+        informative, rounded = self.informative.denominator or 0, ROUNDED * (self.steps.denominator or 0)
+        return self.decides and (self.informative.numerator or 0) >= FITS * (informative - rounded)
 
     @property
-    def tells(self) -> bool:
-        """Enough is accepted, served or predicted, to say anything."""
-        return (self.telling.denominator or 0) >= FEWEST
+    def decides(self) -> bool:
+        """Enough is accepted, served or predicted, to decide anything."""
+        return (self.informative.denominator or 0) >= FEWEST
 
     def differs(self, other: Fit) -> int:
         """Responses that the two predict differently."""
@@ -119,7 +119,7 @@ class Fit:
         return needed is not None and needed <= len(self.matches)
 
     def to_json(self) -> dict[str, Any]:
-        rates = {"exact": self.exact, "steps": self.steps, "telling": self.telling}
+        rates = {"exact": self.exact, "steps": self.steps, "telling": self.informative}
         return {"change": self.change, "boundaries": self.wiring.boundaries, **rates}
 
 
@@ -138,8 +138,10 @@ def _in_order(prediction: Prediction, steps: tuple[int, ...], most: int) -> Matc
         starts.append(starts[-1] + accepted + 1)
     predicted = tuple(prediction.runs[at] if at < len(prediction.runs) else None for at in starts)
     pairs = [(p, min(s, most)) for p, s in zip(predicted, steps, strict=True) if p is not None]
-    telling = [(p, s) for p, s in pairs if p or s]
-    return Match(sum(p == s for p, s in pairs), len(pairs), sum(p == s for p, s in telling), len(telling), predicted)
+    informative = [(p, s) for p, s in pairs if p or s]
+    return Match(
+        sum(p == s for p, s in pairs), len(pairs), sum(p == s for p, s in informative), len(informative), predicted
+    )
 
 
 def _counted(prediction: Prediction, histogram: Sequence[int], num_steps: int) -> Match:
@@ -157,7 +159,7 @@ def _counted(prediction: Prediction, histogram: Sequence[int], num_steps: int) -
 
 @dataclass(frozen=True)
 class ServedWiring:
-    """What one source's responses say of the wiring. ``fits``: those measured in full, best first (``_ranked``).
+    """What one source's responses show of the wiring. ``fits``: those measured in full, best first (``_ranked``).
 
     ``passes``: the work done, in forward passes over all responses at full depth.
     """
@@ -182,7 +184,7 @@ class ServedWiring:
 
     @property
     def ties(self) -> tuple[Fit, ...]:
-        """Wirings that these responses cannot tell from the best, as all of them are predicted alike."""
+        """Wirings that these responses cannot distinguish from the best, as all of them are predicted alike."""
         return tuple(fit for fit in self.fits[1:] if not fit.differs(self.best))
 
     @property
@@ -193,47 +195,47 @@ class ServedWiring:
     @property
     def answer(self) -> Answer:
         if not self.best.fits:
-            return "none" if self.best.tells else "undecided"
+            return "none" if self.best.decides else "undecided"
         if self.best.wiring == self.configured:
             return "as configured"
         return "undecided" if self.as_configured in self.possible else "another wiring"
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """The answer in one sentence or two."""
         best, rival = self.best, self.runner_up
         exact, steps = (f"{each.numerator} of {each.denominator}" for each in (best.exact, best.steps))
         share = f"{exact} responses exactly, {steps} verify steps"
-        if not best.tells:
-            return f"Too few drafts were accepted to tell: {best.telling.denominator} verify steps with one."
+        if not best.decides:
+            return f"Too few drafts were accepted to decide: {best.informative.denominator} verify steps with one."
         if self.answer == "none":
             return f"No wiring tried predicts what was served; the nearest, {best.change}, has {share}."
         text = f"What was served is what this wiring predicts: {best.change} ({share})."
         if rival:
-            needed = best.needed(rival)
+            needed, distinguished = best.needed(rival), "distinguished" if best.beats(rival) else "not distinguished"
             text += (
                 f" Runner-up: {rival.change} ({rival.exact.numerator} responses, {rival.steps.numerator} steps), "
-                f"{'surely' if best.beats(rival) else 'not surely'} told apart; they differ on {best.differs(rival)} "
-                f"of {len(best.matches)} responses, and {needed or 'no number'} like these would tell them apart."
+                f"{distinguished} beyond chance; they differ on {best.differs(rival)} "
+                f"of {len(best.matches)} responses, and {needed or 'no number'} like these would distinguish them."
             )
         if self.ties:
-            text += f" Not to be told from it here: {' / '.join(fit.change for fit in self.ties)}."
+            text += f" Not distinguishable from it here: {' / '.join(fit.change for fit in self.ties)}."
         return text
 
     def to_json(self) -> dict[str, Any]:
         fits = [{**fit.to_json(), "needed": self.best.needed(fit)} for fit in self.fits]
-        said = {"source": self.source, "answer": self.answer, "words": self.words()}
-        return {**said, "passes": self.passes, "fits": fits}
+        fields = {"source": self.source, "answer": self.answer, "words": self.summary()}
+        return {**fields, "passes": self.passes, "fits": fits}
 
 
 def served_wiring(
     reports: Sequence[EngineReport], draft: Draft, configured: Wiring, target: Target, *,
-    ids: Sequence[int] | None = None, bases: Sequence[float] = (), progress: Progress = lambda share, words: None,
+    ids: Sequence[int] | None = None, bases: Sequence[float] = (), progress: Progress = lambda share, what: None,
 ) -> list[ServedWiring]:  # fmt: skip
     """An answer for every report whose requests carry their token ids and a histogram; see ``predict_reports``.
 
     Args:
         ids: the capture ids as the config spells them; ``bases``: further RoPE bases. Each adds wirings to try.
-        progress: told the share done and what is tried next.
+        progress: called with the share done and what is tried next.
     """
     found = []
     for report in reports:
@@ -250,7 +252,7 @@ def served_wiring(
 def find_wiring(
     source: str, draft: Draft, configured: Wiring, responses: Sequence[Response], setting: Setting,
     ids: Sequence[int] | None = None, bases: Sequence[float] = (),
-    progress: Progress = lambda share, words: None,
+    progress: Progress = lambda share, what: None,
 ) -> ServedWiring:  # fmt: skip
     """``served_wiring`` for responses at hand.
 
@@ -272,13 +274,13 @@ def _ranked(fits: Iterable[Fit], configured: Wiring) -> list[Fit]:
     def changes(fit: Fit) -> int:
         return len(configured.differences(fit.wiring))
 
-    ranked = sorted(fits, key=lambda fit: (-(fit.telling.value or 0.0), changes(fit)))
+    ranked = sorted(fits, key=lambda fit: (-(fit.informative.value or 0.0), changes(fit)))
     best, _, rest = least_changed(ranked, lambda first, fit: fit.fits and not first.beats(fit), changes)
     return [best, *rest]
 
 
 class _ResponseSearch(CandidateSearch):
-    """Scored by the share of telling verify steps predicted, of few responses and, where possible, few depths."""
+    """Scored by the share of informative verify steps predicted, of few responses and, where possible, few depths."""
 
     def __init__(
         self, draft: Draft, configured: Wiring, responses: Sequence[Response], setting: Setting,
@@ -287,14 +289,14 @@ class _ResponseSearch(CandidateSearch):
         available = sorted(set.intersection(*(set(states.states) for states, _ in responses)))
         super().__init__(draft, configured, available, bases, progress)
         self.setting, self.passes = setting, 0.0
-        self.responses = sorted(responses, key=lambda response: -sum(response[1].histogram[1:]))  # most telling first
+        self.responses = sorted(responses, key=lambda response: -sum(response[1].histogram[1:]))  # most accepted first
         self.matches: dict[Wiring, list[Match]] = {}
 
     def score(self, wiring: Wiring, rough: bool) -> float:
         depths = 1 if rough else 2
         matches = [self._match(wiring, response, depths) for response in self.responses[: 1 if rough else SCREENED]]
-        telling = sum(each.telling for each in matches)
-        return sum(each.telling_equal for each in matches) / telling if telling else 0.0
+        informative = sum(each.informative for each in matches)
+        return sum(each.informative_equal for each in matches) / informative if informative else 0.0
 
     def worse(self, wiring: Wiring, than: Wiring, comparisons: int) -> bool:
         """Response by response, so that what is far off costs a few: a wiring is given up once it is surely worse."""
@@ -309,9 +311,9 @@ class _ResponseSearch(CandidateSearch):
 
     def fit(self, wiring: Wiring, count: int | None = None) -> Fit:
         """Held against the first ``count`` responses, all where left out."""
-        known, asked = self.matches.setdefault(wiring, []), self.responses[:count]
-        known += [self._match(wiring, response) for response in asked[len(known) :]]
-        return Fit.of(wiring, self.configured, known[: len(asked)])
+        known, wanted = self.matches.setdefault(wiring, []), self.responses[:count]
+        known += [self._match(wiring, response) for response in wanted[len(known) :]]
+        return Fit.of(wiring, self.configured, known[: len(wanted)])
 
     def _match(self, wiring: Wiring, response: Response, depths: int | None = None) -> Match:
         chain = self.setting[1] == 1 and response[1].steps is not None

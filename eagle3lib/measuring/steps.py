@@ -1,4 +1,4 @@
-"""All verify steps of a source in one table, one row a step, and acceptance broken down by what a row says.
+"""All verify steps of a source in one table, one row a step, and acceptance broken down by its columns.
 
 Rows come from a prediction or from steps that the stream of a served request gave in order; the rest is the same for
 both. Columns:

@@ -19,7 +19,7 @@ Boundary = int | str  #: a number, or "final_norm": the last state after the tar
 SHIFTS = (0, -1, 1, -2, 2)
 #: Sizes of a tensor-parallel group whose unreduced equal shares are recognised.
 RANKS = (2, 4, 8)
-#: Fewer positions say too little about what all tokens share.
+#: Fewer positions are too few for the median over tokens.
 MIN_POSITIONS = 4
 #: A stream is a state when it is this near to it, ...
 MAX_ERROR = 0.2
@@ -237,7 +237,7 @@ def expected_boundaries(
     *,
     slots: int | None = None,
 ) -> tuple[tuple[int, ...] | None, str]:
-    """The boundaries the draft was trained on and who says so; the first that knows is believed.
+    """The boundaries the draft was trained on and where that is from; the first source that knows is used.
 
     ``record``: notebook 02's, if there is one; ``config``: what the config means under its trainer's numbering;
     ``slots``: how many streams were captured, for samples may hold more states than the draft reads.

@@ -1,6 +1,6 @@
 """What a set of samples is, from one pass over it: lengths, vocabulary, states, and what the last state means.
 
-The same key means different states in different tools, as they stand or after the final norm, and a trainer that takes
+The same key means different states in different tools, before or after the final norm, and a trainer that takes
 one for the other trains its draft on another target. Sampled text agrees less with either, so that the two readings are
 compared with each other.
 """
@@ -25,7 +25,7 @@ from eagle3lib.reading.samples import Sample
 @dataclass(frozen=True)
 class Survey:
     """``prompts`` and ``lengths``: tokens of each sample. ``coverage``: of the generated tokens, those that the draft
-    vocabulary has. ``boundaries``: those that every sample has; ``named``: every file says which they are.
+    vocabulary has. ``boundaries``: those that every sample has; ``named``: every file names them.
     ``norms``: by boundary, the root-mean-square of a typical (median) row of each sample.
     """
 
@@ -79,7 +79,7 @@ class LastState:
     """How often the argmax of head(state) and of head(norm(state)) is the token that follows.
 
     ``normed``: what was decided, ``None`` where the two agree equally often (then it hardly matters) or nothing was
-    counted. ``claimed``: what the layout says, ``None`` where it says nothing or files differ.
+    counted. ``claimed``: what the layout states, ``None`` where it states nothing or files differ.
     """
 
     tokens: int = 0
@@ -122,14 +122,14 @@ class LastState:
         self.only[0] += int((plain & ~normed).sum())
         self.only[1] += int((normed & ~plain).sum())
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """What was decided and on which counts."""
         if not self.tokens:
             return "none in the files"
-        is_so = {True: "after the final norm", False: "before the final norm", None: "not told apart"}
-        claim = "" if self.claimed is None else f"; its layout says {is_so[self.claimed]}"
+        is_so = {True: "after the final norm", False: "before the final norm", None: "not distinguishable"}
+        claim = "" if self.claimed is None else f"; its layout states {is_so[self.claimed]}"
         return (
-            f"{is_so[self.normed]}: head(state) says {self.as_it_stands} and head(norm(state)) {self.after_norm} of "
+            f"{is_so[self.normed]}: head(state) gives {self.as_it_stands} and head(norm(state)) {self.after_norm} of "
             f"{self.tokens} tokens that follow{claim}"
         )
 
@@ -143,7 +143,7 @@ def target_argmax_of(
     whether the file's is normed. ``ids``: the draft vocabulary. Rows before the first generated token are not computed.
     """
 
-    words = None if ids is None else ids.to(target.lm_head.device)
+    on_device = None if ids is None else ids.to(target.lm_head.device)
 
     def argmax(sample_states: SampleStates) -> TargetArgmax | None:
         last, normed = sample_states.states.get(layers), False
@@ -154,7 +154,7 @@ def target_argmax_of(
             return None
         begin = int(sample_states.sample.loss_mask.int().argmax())
         last = target.to_compute(last[begin:])
-        known = target_argmax(last if normed else target.normed(last), target.lm_head, words)
+        known = target_argmax(last if normed else target.normed(last), target.lm_head, on_device)
         return TargetArgmax(*(pad(each, (begin, 0), value=-1) for each in (known.full, known.in_draft)))
 
     return argmax

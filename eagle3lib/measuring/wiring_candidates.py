@@ -27,7 +27,7 @@ BASES = (1e4, 5e5, 1e6)
 
 
 def describe(wiring: Wiring, configured: Wiring) -> str:
-    """What is changed against the configured wiring, in words."""
+    """What is changed against the configured wiring, as text."""
     changes = []
     for name, (there, here) in configured.differences(wiring).items():
         match name:
@@ -51,9 +51,9 @@ def boundary_families(
     """All boundaries changed together: other numberings, defaults, the embedding first, other orders.
 
     Args:
-        available: boundaries whose states are at hand.
+        available: boundaries whose states are available.
         layers: blocks of the target, for the default layers; ``None`` where it is not known.
-        ids: the ids as they stand in the config, whatever numbering they are in.
+        ids: the ids as written in the config, whatever numbering they are in.
     """
     here = configured.boundaries
     count = len(here)
@@ -120,9 +120,9 @@ def _list(boundaries: Sequence[int]) -> str:
 
 
 class CandidateSearch(ABC):
-    """Scores wirings cheaply, none twice, and says which to measure in full.
+    """Scores wirings cheaply, none twice, and chooses those to measure in full.
 
-    ``available``: boundaries whose states are at hand; ``bases``: further RoPE bases to try.
+    ``available``: boundaries whose states are available; ``bases``: further RoPE bases to try.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class CandidateSearch(ABC):
 def least_changed(
     ranked: Sequence[Found], rival: Callable[[Found, Found], bool], changes: Callable[[Found], Any]
 ) -> tuple[Found, list[Found], list[Found]]:
-    """What to name of ``ranked``, best first; what is too near to tell from it; and all but it.
+    """What to name of ``ranked``, best first; what is too near to be distinguished from it; and all but it.
 
     Of many neighbours one is often ahead by luck. So of the first's rivals the one that changes least is named.
     """

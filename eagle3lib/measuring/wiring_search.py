@@ -1,6 +1,6 @@
-"""The wiring under which a draft's weights predict best, and what that says about wiring and model.
+"""The wiring under which a draft's weights predict best, and what follows about wiring and model.
 
-Cheap passes over a few rows of a few samples tell good wirings from bad ones (``SampleSearch``). What they leave is
+Cheap passes over a few rows of a few samples separate good wirings from bad ones (``SampleSearch``). What they leave is
 measured in full, by the accept length of the walk of verify steps, with gains paired by request.
 """
 
@@ -31,7 +31,7 @@ Answer = Literal["sound", "wiring", "model", "both", "undecided"]
 
 #: A first position below this on the draft's own kind of text is undertrained.
 GOOD_FIRST = 0.4
-#: An interval about it wider than this says nothing.
+#: An interval about it wider than this decides nothing.
 WIDE = 0.15
 #: The smallest gain in accept length worth a change, as a share: below it, other wirings look alike.
 MATERIAL = 0.03
@@ -53,7 +53,7 @@ class Candidate:
     """A wiring measured on all samples. ``gain`` is in accept length over the configured wiring.
 
     ``shown``: the gain is significant among all that were measured in full (``is_significant``). ``near``: of the
-    best, the other changes that these samples do not tell from it.
+    best, the other changes that these samples do not distinguish from it.
     """
 
     change: str
@@ -110,7 +110,7 @@ class Search:
 
     @property
     def answer(self) -> Answer:
-        """Is the wiring at fault, or the model? ``undecided`` where the samples are too few to say.
+        """Is the wiring at fault, or the model? ``undecided`` where the samples are too few to decide.
 
         So too where a wiring looks better, beyond a plain 95 % interval, and is not shown to be.
         """
@@ -136,7 +136,7 @@ def search_wiring(
     layers: int | None = None,
     ids: Sequence[int] | None = None,
     bases: Sequence[float] = (),
-    progress: Progress = lambda share, words: None,
+    progress: Progress = lambda share, what: None,
 ) -> Search:
     """Try other wirings on the same samples and rank the best by predicted accept length.
 
@@ -145,7 +145,7 @@ def search_wiring(
             the wirings that these leave.
         layers: blocks of the target; ``ids``: the capture ids as the config spells them; ``bases``: further
             RoPE bases, such as the target's. All optional; each adds candidates.
-        progress: told the share done and what is tried next.
+        progress: called with the share done and what is tried next.
 
     Raises:
         InputError: no sample, or a configured boundary whose states are not at hand.
@@ -247,18 +247,18 @@ def _ranked(
 class SampleSearch(CandidateSearch):
     """Scored by the mean log-likelihood of the true next tokens at depths 1 and 2, on a few rows of a few samples.
 
-    Likelihoods tell wirings apart on far fewer rows than right and wrong proposals do.
+    Likelihoods distinguish wirings on far fewer rows than right and wrong proposals do.
     """
 
     def __init__(
         self, draft: Draft, configured: Wiring, parts: Sequence[SampleStates], available: Sequence[int],
-        bases: Sequence[float] = (), progress: Progress = lambda share, words: None,
+        bases: Sequence[float] = (), progress: Progress = lambda share, what: None,
     ) -> None:  # fmt: skip
         super().__init__(draft, configured, available, bases, progress)
         self.parts = sorted(parts, key=lambda part: -len(part.sample.input_ids))  # the longest is the rough one
         each = (CONTEXT + STARTS + 2) * draft.width * draft.norm.element_size()
         self.projected = lru_cache(max(KEPT // each, 1))(self._projected)
-        self.words: dict[tuple[str, str, str], tuple[Tensor, Tensor]] = {}
+        self.head_rows: dict[tuple[str, str, str], tuple[Tensor, Tensor]] = {}
         self.blocks: dict[Wiring, tuple[list[float], list[int]]] = {}
         self.passes = 0
 
@@ -293,37 +293,37 @@ class SampleSearch(CandidateSearch):
             hidden = self._combined(wiring, part, without)
             for depth, state in enumerate(depth_states(self.draft, wiring, hidden, tokens, depths, first), 1):
                 truth = tokens[first + 1 + depth :][: min(len(state), STARTS)]
-                said = self._likelihood(wiring, state[: len(truth)], truth)
-                for place, block in enumerate(said.split(BLOCK), part * count):
+                likelihood = self._likelihood(wiring, state[: len(truth)], truth)
+                for place, block in enumerate(likelihood.split(BLOCK), part * count):
                     sums[place] += float(block.sum())
                     rows[place] += len(block)
         return sums, rows
 
     def _likelihood(self, wiring: Wiring, state: Tensor, truth: Tensor) -> Tensor:
-        """Log-likelihoods ``[S]`` among the true words and about a thousand others.
+        """Log-likelihoods ``[S]`` among the true tokens and about a thousand others.
 
-        None counts for less than a blind guess, as does a word that the draft does not have: a draft that is
+        None counts for less than a blind guess, as does a token that the draft vocabulary lacks: a draft that is
         sure and wrong proposes nothing worse than one that is unsure.
         """
         state = before_head(self.draft, wiring, state)
-        weight, ids = self._words(wiring)
+        weight, ids = self._head_rows(wiring)
         match = truth.to(ids.device)[:, None] == ids
-        said = torch.log_softmax(torch.nn.functional.linear(state, weight).float(), -1)
-        said = said.gather(1, match.int().argmax(1, keepdim=True))[:, 0]
+        log_p = torch.log_softmax(torch.nn.functional.linear(state, weight).float(), -1)
+        log_p = log_p.gather(1, match.int().argmax(1, keepdim=True))[:, 0]
         blind = -math.log(len(ids))
-        return torch.where(match.any(1), said, blind).clamp(min=blind)
+        return torch.where(match.any(1), log_p, blind).clamp(min=blind)
 
-    def _words(self, wiring: Wiring) -> tuple[Tensor, Tensor]:
-        """Rows of the head and their target ids: every true word of the parts, and others evenly."""
+    def _head_rows(self, wiring: Wiring) -> tuple[Tensor, Tensor]:
+        """Rows of lm_head and their target ids: every true token of the parts, and others evenly."""
         key = (wiring.head, wiring.d2t, wiring.embedding)
-        if key not in self.words:
+        if key not in self.head_rows:
             weight, ids = head_weight(self.draft, wiring), target_ids(self.draft, wiring)
             ids = torch.arange(len(weight), device=weight.device) if ids is None else ids
             truth = torch.cat([part.sample.input_ids for part in self.parts]).to(ids.device)
             chosen = torch.isin(ids, truth)
             chosen[:: len(ids) // 1024 + 1] = True
-            self.words[key] = weight[chosen].to(self.draft.norm.dtype), ids[chosen]
-        return self.words[key]
+            self.head_rows[key] = weight[chosen].to(self.draft.norm.dtype), ids[chosen]
+        return self.head_rows[key]
 
     def _combined(self, wiring: Wiring, part: int, without: int | None) -> Tensor:
         """What ``combine`` gives, from the projection of each slot alone: ``fc`` is linear in its slots."""
