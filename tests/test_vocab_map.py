@@ -60,11 +60,5 @@ def test_the_real_draft(pair: tuple[Draft, Target], held_out: list[SampleStates]
     learned = learn_map(evaluate_all(broken, TRAINED, held_out, 2))
     assert learned.shown and learned.as_given.value < 0.05
     cured, wiring = learned.applied(broken, TRAINED)
-    print(
-        healthy.as_given,
-        learned.as_given,
-        learned.learned,
-        len(learned.tokens),
-        learned.seen,
-        learn_map(evaluate_all(cured, wiring, held_out, 2)).as_given,
-    )
+    after = learn_map(evaluate_all(cured, wiring, held_out, 2)).as_given
+    assert after.value > 0.5 * healthy.as_given.value  # eight conversations show the common half of the rows
