@@ -42,6 +42,9 @@ clean:
 	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis papermill_runs/*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# What PyPI has of torch for Linux is a CUDA build, useless here without 3 GB more; PyTorch's own index has the CPU build.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
 # --no-deps: the lock is complete, so nothing is resolved. Compiled apart from pip, on all cores and without what is
 # never imported; uncompiled, each start of SGLang costs twice as much. Files for other Pythons do not compile.
 .venv/packages.stamp: requirements/cpu.txt
@@ -50,11 +53,13 @@ clean:
 	@echo "Installing the CPU environment into .venv: about 3 GB, one to two minutes."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
+	@$(BIN)/pip install --quiet --no-deps --no-compile --retries 1 --timeout 15 --index-url $(TORCH_INDEX) \
+	    "$$(grep '^torch==' requirements/cpu.txt)" 2>/dev/null || true
 	$(BIN)/pip install --quiet --no-deps --no-compile -r requirements/cpu.txt
 	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|multimodal_gen)/' .venv/lib || true
 	@$(BIN)/python -c 'import torch' || \
-	    { echo "This package index gave a CUDA build of torch. To cure it: make clean, and then"; \
-	      echo "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make"; exit 1; }
+	    { echo "The package index gave a CUDA build of torch, and $(TORCH_INDEX) could not be reached."; \
+	      echo "Give an index that has a CPU build: make clean, and then TORCH_INDEX=... make"; exit 1; }
 	@touch $@
 
 .venv/project.stamp: .venv/packages.stamp pyproject.toml $(shell find sglang_cpu -type f -not -name '*.pyc')
