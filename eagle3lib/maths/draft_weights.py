@@ -1,10 +1,13 @@
-"""The weights of a draft, under the names of transformers, whatever the checkpoint calls them."""
+"""The weights of a draft, under the names of transformers, whatever the checkpoint calls them.
+
+Which embedding, head and vocabulary map are read is for the wiring to say: ``embed``, ``head_weight``, ``target_ids``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +15,8 @@ from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.device import resolve_device
-from eagle3lib.maths.mla import Latent
+from eagle3lib.maths.mla import MLA
+from eagle3lib.maths.wiring import Wiring
 from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import DraftConfig
 from eagle3lib.reading.latent import LatentShape
@@ -24,6 +28,8 @@ ALIASES = {
     "aux_norm_mid": "fc_norm.1",
     "aux_norm_high": "fc_norm.2",
 }
+
+Weight = TypeVar("Weight")
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Linear:
 class Layer:
     """One decoder layer. q, k and v of the first layer read ``2H``, all else reads ``H``.
 
-    An MLA layer has ``latent`` in the place of q, k and v.
+    An MLA layer has ``mla`` in the place of q, k and v.
     """
 
     o_proj: Linear
@@ -55,12 +61,12 @@ class Layer:
     v_proj: Linear | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
-    latent: Latent | None = None
+    mla: MLA | None = None
 
     @property
     def value_dim(self) -> int | None:
         """How much of a head's output the output projection reads; ``None``: all of it."""
-        return None if self.latent is None else self.latent.shape.value
+        return None if self.mla is None else self.mla.shape.value
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,58 @@ class Draft:
             max_positions=config.max_positions or 2048,
             target_head=None if target_head is None else target_head.to(device),
         )
+
+
+def head_weight(draft: Draft, wiring: Wiring) -> Tensor:
+    """``[V_d, H]``: the draft's own head, the embedding's first rows where they are tied, or the target's."""
+    if wiring.head == "tied":
+        return embedding_table(draft, wiring)[: draft.draft_vocab]
+    if wiring.head == "target":
+        return _as_wide(require(draft.target_head, "head", "head of the target"), draft, "head")
+    return require(draft.lm_head, "the head", "lm_head.weight")
+
+
+def target_ids(draft: Draft, wiring: Wiring) -> Tensor | None:
+    """The target id of each draft id, ``[V_d]``; ``None`` where they are the same.
+
+    Raises:
+        InputError: the map has not one entry for each row of the head.
+    """
+    if draft.d2t is None:
+        return None
+    if len(draft.d2t) != (rows := len(head_weight(draft, wiring))):
+        cure = "export head and d2t from one checkpoint"
+        raise InputError("d2t", f"{len(draft.d2t)} entries", f"{rows}, one for each row of the head", cure)
+    if wiring.d2t == "absolute":
+        return draft.d2t
+    return draft.d2t + torch.arange(len(draft.d2t), device=draft.d2t.device)
+
+
+def embed(draft: Draft, wiring: Wiring, tokens: Tensor) -> Tensor:
+    """``[T, H]`` in the draft's dtype: rows are cast after they are taken, since the table may be of another."""
+    return F.embedding(tokens, embedding_table(draft, wiring)).to(draft.norm.dtype)
+
+
+def embedding_table(draft: Draft, wiring: Wiring) -> Tensor:
+    if wiring.embedding == "own":
+        return require(draft.own_embedding, "embedding", "embed_tokens.weight")
+    return _as_wide(require(draft.target_embedding, "embedding", "the target's embedding"), draft, "embedding")
+
+
+def _as_wide(table: Tensor, draft: Draft, what: str) -> Tensor:
+    if table.shape[1] != draft.width:
+        raise InputError(
+            what, f"the target's, {table.shape[1]} wide", f"{draft.width} wide, as the draft",
+            "a draft of another width than its target reads its own",
+        )  # fmt: skip
+    return table
+
+
+def require(weight: Weight | None, switch: str, name: str) -> Weight:
+    """The weight that a switch of the wiring needs; raises ``InputError`` where the draft lacks it."""
+    if weight is None or (isinstance(weight, tuple) and not weight):
+        raise InputError(f"wiring {switch}", f"no {name} in the draft", f"{name}, which this switch needs")
+    return weight
 
 
 class _Tensors:
@@ -232,7 +290,7 @@ def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig) -> dict[
             q_a_proj, kv_a_proj = fused.split([g.q_rank, kv_out])
         q = (q_a_proj, need("q_a_layernorm", g.q_rank), need("q_b_proj", q_out, g.q_rank))
     kv = (kv_a_proj, need("kv_a_layernorm", g.kv_rank), need("kv_b_proj", heads * (g.nope + g.value), g.kv_rank))
-    return {"o_proj": Linear(need("o_proj", config.hidden_size, heads * g.value)), "latent": Latent(*q, *kv, g)}
+    return {"o_proj": Linear(need("o_proj", config.hidden_size, heads * g.value)), "mla": MLA(*q, *kv, g)}
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -4,7 +4,7 @@ At every depth the ``topk`` best beams go on, by the product of their probabilit
 ``num_draft_tokens - 1`` are verified. The i-th best beam takes the state of its parent, but in SGLang it attends to the
 keys that the i-th beams of earlier depths wrote: from depth 3 on a node may attend to keys of a chain that is not its
 own. That is copied here, since it decides what is served; with ``ancestors=True`` each node attends to the keys of its
-own ancestors, as in EAGLE-2.
+own ancestors, as in EAGLE-2. ``node_probabilities`` gives the target's probability of every node.
 
 Growth: SGLang 0.5.23, ``srt/speculative/eagle_worker_v2.py`` (``draft_forward``), ``spec_utils.py``
 (``select_top_k_tokens``), ``eagle_utils.py`` (``organize_draft_results``). Paper: EAGLE-2, arXiv 2406.16858.
@@ -13,18 +13,19 @@ Growth: SGLang 0.5.23, ``srt/speculative/eagle_worker_v2.py`` (``draft_forward``
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import KVCache, before_head, combine, decoder_layer, depth_states, rotary
-from eagle3lib.maths.draft_weights import Draft
+from eagle3lib.maths.draft_weights import Draft, embed, embedding_table, head_weight, target_ids
 from eagle3lib.maths.kernels import chain_attention, lm_head_logits, rms_norm
-from eagle3lib.maths.vocabulary import embed, embedding_table, head_weight, target_ids
+from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring
 
-#: Beams of all starts that are computed at once: bounds the memory of their logits.
+#: Beams of all starts, or nodes of their trees, that are computed at once: bounds the memory of their logits.
 ROWS = 512
 
 
@@ -149,22 +150,24 @@ class _TreeBuilder:
         at = row + depth - 1
         cos_sin = tuple(table[at : at + count].repeat_interleave(topk, 0) for table in self.cos_sin)
         for i, (prefix, own) in enumerate(zip(self.kv_caches, beam_caches, strict=True)):
-
-            def attend(q: Tensor, k: Tensor, v: Tensor, prefix: KVCache = prefix, own: KVCache = own) -> Tensor:
-                own.append(k, v)
-                seen = [
-                    chain_attention(
-                        q[beam::topk],
-                        [prefix.keys[0], *(key[beam::topk] for key in own.keys)],
-                        [prefix.values[0], *(value[beam::topk] for value in own.values)],
-                        row, wiring.window,
-                    )
-                    for beam in range(topk)
-                ]  # fmt: skip
-                return torch.stack(seen, 1).flatten(0, 1)  # [S * topk, heads, D]
-
+            attend = partial(self._attend, prefix, own, row)
             hidden = decoder_layer(draft, wiring, i, embeds, hidden, cos_sin, attend)
         return hidden
+
+    def _attend(self, prefix: KVCache, own: KVCache, row: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """``[S * topk, heads, D]``: each beam attends to the prefix and to its own place at earlier depths."""
+        own.append(k, v)
+        topk = self.setting[1]
+        beams = [
+            chain_attention(
+                q[beam::topk],
+                [prefix.keys[0], *(key[beam::topk] for key in own.keys)],
+                [prefix.values[0], *(value[beam::topk] for value in own.values)],
+                row, self.wiring.window,
+            )
+            for beam in range(topk)
+        ]  # fmt: skip
+        return torch.stack(beams, 1).flatten(0, 1)
 
     def _topk_drafts(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities and target ids of the ``topk`` best drafts ``[rows, topk]``, and how close the next was."""
@@ -181,3 +184,55 @@ def _topk_with_margin(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tenso
         return values, indices, torch.full_like(values[:, 0], float("inf"))
     after = scores.topk(count + 1, dim=-1).values[:, -1]
     return values, indices, values[:, -1].log() - after.log()
+
+
+@torch.inference_mode()
+def node_probabilities(target: Target, tokens: Tensor, trees: Trees, temperature: float) -> Tensor:
+    """``[S, N]``: the probability of the node after its path, where the target samples at ``temperature``.
+
+    One forward pass over the conversation and the nodes of many trees, each node seeing the conversation up to its
+    start and its own ancestors. 0 for a node whose parent was not chosen.
+
+    Raises:
+        InputError: the target's window is shorter than the conversation.
+    """
+    model = target.model()
+    window = getattr(model.config, "sliding_window", None)
+    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()) and window < len(tokens):
+        raise InputError(
+            "the target's sliding_window", window, f"at least the conversation's {len(tokens)} tokens",
+            "take shorter samples: further ones are not computed with a tree's own mask",
+        )  # fmt: skip
+    size = max(1, ROWS // trees.tokens.shape[1])
+    parts = (slice(at, at + size) for at in range(0, len(trees.starts), size))
+    return torch.cat([_probabilities(model, tokens, trees, part, temperature) for part in parts])
+
+
+def _probabilities(model: torch.nn.Module, tokens: Tensor, trees: Trees, part: slice, temperature: float) -> Tensor:
+    starts, nodes = trees.starts[part], trees.tokens[part]  # [S], [S, N]
+    parents, depths = trees.parents[part], trees.depths[part]
+    count, width = nodes.shape
+    known = int(starts[-1]) + 2  # tokens of the conversation that any start knows
+    place = known + torch.arange(count * width).view(count, width)  # of each node, among all rows
+    above = torch.where(parents < 0, starts[:, None] + 1, place.gather(1, parents.clamp(min=0)))  # [S, N] row before
+    length = known + count * width
+    sees = torch.ones(length, length, dtype=torch.bool).tril_()
+    sees[known:] = False
+    sees[known:, :known] = (torch.arange(known) < (starts + 2)[:, None]).repeat_interleave(width, 0)
+    for node in range(width):  # parents stand before children
+        rows = place[:, node]
+        own = parents[:, node] >= 0
+        sees[rows[own], known:] = sees[above[own, node], known:]
+        sees[rows, rows] = True
+    bias = torch.zeros(length, length, dtype=model.dtype).masked_fill_(~sees, torch.finfo(model.dtype).min)
+    ids = torch.cat([tokens[:known], nodes.flatten()])
+    positions = torch.cat([torch.arange(known), (starts[:, None] + 1 + depths).flatten()])
+    ids, positions, bias = (x.to(model.device) for x in (ids, positions, bias))
+    hidden = model.get_decoder()(
+        input_ids=ids[None], attention_mask=bias[None, None], position_ids=positions[None], use_cache=False
+    ).last_hidden_state[0]  # [length, H], after the final norm
+    probabilities = []
+    for rows, words in zip(above.flatten().split(ROWS), nodes.flatten().split(ROWS), strict=True):
+        logits = model.get_output_embeddings()(hidden[rows]).float() / temperature
+        probabilities.append(logits.log_softmax(-1).gather(1, words[:, None].to(logits.device))[:, 0].exp().cpu())
+    return torch.cat(probabilities).view(count, width).masked_fill_(parents == -2, 0.0)
