@@ -24,7 +24,7 @@ import yaml
 
 from eagle3lib.engine.client import save_responses
 from eagle3lib.engine.server import Server
-from eagle3lib.engine.setting import with_settings
+from eagle3lib.engine.speculation import with_settings
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft, forward
