@@ -61,7 +61,7 @@ def measure(row: str, prompts: list[Prompt], tokens: int, folder: Path, target: 
         launch = Launch.parse(launch.render({"--dtype": "bfloat16"}))
     with Server.start(launch, target, draft, log_path=folder / "server.log") as server:
         started = time.perf_counter()
-        save_responses(server.ask(prompts, max_new_tokens=tokens), folder / "served" / "responses.jsonl")
+        save_responses(server.generate(prompts, max_new_tokens=tokens), folder / "served" / "responses.jsonl")
         serving = time.perf_counter() - started
     reports = with_settings(read_engine_reports(folder / "served"), setting, "")
     opened = Target.open(target, cache=folder.parent / "states")
