@@ -111,7 +111,7 @@ def resolve_engine_config(
 
 
 def _other_version(launch: Launch, version: str) -> str:
-    """A note when the server itself says that it is another version."""
+    """A note when the server reports another version."""
     own = launch.text("version") if launch.source == "server_info" else None
     return "" if own in (None, version) else f"the server says it is {own}; the rules of {version} are applied"
 
@@ -132,8 +132,8 @@ def effective_rope(draft: DraftConfig, version: str) -> Rope:
 
 def served_context(target: TargetConfig | None, launch: Launch) -> int | None:
     """The context length the target runs with, which is forced onto the draft."""
-    asked = launch.integer("context_length")
-    return asked if asked is not None else derived_context(target.max_positions, target.rope) if target else None
+    given = launch.integer("context_length")
+    return given if given is not None else derived_context(target.max_positions, target.rope) if target else None
 
 
 def derived_context(positions: int | None, rope: Rope) -> int | None:

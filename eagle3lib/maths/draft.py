@@ -79,7 +79,7 @@ def forward(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths
     Args:
         states: ``[T, K, H_t]``, the aux states at ``wiring.boundaries``, in their order.
         tokens: ``[T]`` token ids.
-        first: the first start that is asked for; earlier rows serve as context only.
+        first: the first start to draft from; earlier rows serve as context only.
 
     Raises:
         InputError: shapes do not fit, or the wiring asks for weights that the draft does not have.
@@ -135,15 +135,9 @@ class KVCache:
 
 @torch.inference_mode()
 def depth_states(
-    draft: Draft,
-    wiring: Wiring,
-    hidden: Tensor,
-    tokens: Tensor,
-    depths: int,
-    first: int = 0,
-    on_stage: OnStage = lambda name, value: None,
-    kv_caches: list[KVCache] | None = None,
-) -> Iterator[Tensor]:
+    draft: Draft, wiring: Wiring, hidden: Tensor, tokens: Tensor, depths: int, first: int = 0,
+    on_stage: OnStage = lambda name, value: None, kv_caches: list[KVCache] | None = None,
+) -> Iterator[Tensor]:  # fmt: skip
     """The draft's state ``[S, H]``, before the final norm, at depths 1 to ``depths``.
 
     ``hidden [T, H]`` is ``combine``'s. Rows ``first .. T - 2`` are given, less those that a negative

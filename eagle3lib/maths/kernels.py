@@ -62,9 +62,9 @@ def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of ``x [S, heads, D]`` by ``cos, sin [S, D]``, halves paired as in Llama."""
     out = x * cos[:, None]
     (left, right), (low, high) = x.chunk(2, dim=-1), sin[:, None].chunk(2, dim=-1)
-    turned_left, turned_right = out.chunk(2, dim=-1)
-    turned_left.addcmul_(right, low, value=-1)
-    turned_right.addcmul_(left, high)
+    out_left, out_right = out.chunk(2, dim=-1)
+    out_left.addcmul_(right, low, value=-1)
+    out_right.addcmul_(left, high)
     return out.to(x.dtype)
 
 
@@ -118,7 +118,7 @@ def merge_attention_states(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, first: int, window: int) -> tuple[Tensor, Tensor]:
     """The causal prefix within a window, by blocks of queries: each mask is a block by its own keys."""
-    outs, logs = [], []
+    parts = []
     for start in range(0, len(q), 256):
         stop = min(start + 256, len(q))
         rows = torch.arange(first + start, first + stop, device=q.device)
@@ -127,9 +127,8 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, first: int, window: int) -> tuple
         distance = rows[:, None] - seen[None]
         bias = torch.zeros(distance.shape, dtype=q.dtype, device=q.device)
         bias.masked_fill_((distance < 0) | (distance >= window), float("-inf"))
-        out, log = _attend(q[start:stop], k[oldest : first + stop], v[oldest : first + stop], bias=bias)
-        outs.append(out)
-        logs.append(log)
+        parts.append(_attend(q[start:stop], k[oldest : first + stop], v[oldest : first + stop], bias=bias))
+    outs, logs = zip(*parts, strict=True)
     return torch.cat(outs), torch.cat(logs)
 
 

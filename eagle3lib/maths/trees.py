@@ -114,31 +114,31 @@ class _TreeBuilder:
         hidden, beam_caches = state.repeat_interleave(topk, 0), [KVCache() for _ in self.kv_caches]
         for depth in range(2, num_steps + 1):
             hidden = self._next_depth(row, depth, tokens, hidden, beam_caches)  # [S * topk, H]
-            chances, children, close = self._topk_drafts(hidden)  # [S * topk, topk]
-            spread = (scores[..., None] * chances.view(count, topk, topk)).flatten(1)  # [S, topk * topk]
+            probs, children, gap = self._topk_drafts(hidden)  # [S * topk, topk]
+            child_scores = (scores[..., None] * probs.view(count, topk, topk)).flatten(1)  # [S, topk * topk]
             children = children.view(count, -1)
             parents = beams.repeat_interleave(topk, 1)
-            margin = torch.minimum(margin, close.view(count, topk).amin(1))
-            before = topk + (depth - 2) * topk * topk  # nodes of all depths before this one
-            nodes.append((spread, children, parents, torch.full_like(children, depth)))
+            margin = torch.minimum(margin, gap.view(count, topk).amin(1))
+            first_node = topk + (depth - 2) * topk * topk  # nodes of all depths before this one
+            nodes.append((child_scores, children, parents, torch.full_like(children, depth)))
             if depth == num_steps:
                 break
-            scores, chosen, close = _topk_with_margin(spread, topk)
-            margin = torch.minimum(margin, close)
-            beams, tokens, source = before + chosen, children.gather(1, chosen), chosen // topk
+            scores, chosen, gap = _topk_with_margin(child_scores, topk)
+            margin = torch.minimum(margin, gap)
+            beams, tokens, source = first_node + chosen, children.gather(1, chosen), chosen // topk
             flat = (source + topk * torch.arange(count, device=source.device)[:, None]).flatten()
             hidden = hidden[flat]
             if self.ancestors:
                 for cache in beam_caches:
                     cache.keys, cache.values = [k[flat] for k in cache.keys], [v[flat] for v in cache.values]
         scores, tokens, parents, depths = (torch.cat(part, 1) for part in zip(*nodes, strict=True))
-        _, chosen, close = _topk_with_margin(scores, num_draft_tokens - 1)
+        _, chosen, gap = _topk_with_margin(scores, num_draft_tokens - 1)
         chosen = chosen.sort(1).values  # [S, N]
         index = torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
         place = torch.full_like(tokens, -2).scatter_(1, chosen, index)
         parents = parents.gather(1, chosen)
         parents = torch.where(parents < 0, parents, place.gather(1, parents.clamp(min=0)))
-        return tokens.gather(1, chosen), parents, depths.gather(1, chosen), torch.minimum(margin, close)
+        return tokens.gather(1, chosen), parents, depths.gather(1, chosen), torch.minimum(margin, gap)
 
     def _next_depth(self, row: int, depth: int, tokens: Tensor, hidden: Tensor, beam_caches: list[KVCache]) -> Tensor:
         """The states ``[S * topk, H]`` of the beams' next depth."""
@@ -170,11 +170,11 @@ class _TreeBuilder:
         return torch.stack(beams, 1).flatten(0, 1)
 
     def _topk_drafts(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Probabilities and target ids of the ``topk`` best drafts ``[rows, topk]``, and how close the next was."""
+        """Probabilities and target ids of the best drafts ``[rows, topk]``, and the gap to the next one ``[rows]``."""
         logits = lm_head_logits(before_head(self.draft, self.wiring, state), head_weight(self.draft, self.wiring))
-        chances, picks, close = _topk_with_margin(torch.softmax(logits.float(), -1), self.setting[1])
+        probs, picks, gap = _topk_with_margin(torch.softmax(logits.float(), -1), self.setting[1])
         ids = target_ids(self.draft, self.wiring)
-        return chances, picks if ids is None else ids[picks], close
+        return probs, picks if ids is None else ids[picks], gap
 
 
 def _topk_with_margin(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,26 +213,26 @@ def _probabilities(model: torch.nn.Module, tokens: Tensor, trees: Trees, part: s
     parents, depths = trees.parents[part], trees.depths[part]
     count, width = nodes.shape
     known = int(starts[-1]) + 2  # tokens of the conversation that any start knows
-    place = known + torch.arange(count * width).view(count, width)  # of each node, among all rows
+    place = known + torch.arange(count * width).view(count, width)  # [S, N] of each node, among all rows
     above = torch.where(parents < 0, starts[:, None] + 1, place.gather(1, parents.clamp(min=0)))  # [S, N] row before
     length = known + count * width
-    sees = torch.ones(length, length, dtype=torch.bool).tril_()
-    sees[known:] = False
-    sees[known:, :known] = (torch.arange(known) < (starts + 2)[:, None]).repeat_interleave(width, 0)
-    for node in range(width):  # parents stand before children
+    visible = torch.ones(length, length, dtype=torch.bool).tril_()
+    visible[known:] = False
+    visible[known:, :known] = (torch.arange(known) < (starts + 2)[:, None]).repeat_interleave(width, 0)
+    for node in range(width):  # parents come before children
         rows = place[:, node]
         own = parents[:, node] >= 0
-        sees[rows[own], known:] = sees[above[own, node], known:]
-        sees[rows, rows] = True
-    bias = torch.zeros(length, length, dtype=model.dtype).masked_fill_(~sees, torch.finfo(model.dtype).min)
+        visible[rows[own], known:] = visible[above[own, node], known:]
+        visible[rows, rows] = True
+    bias = torch.zeros(length, length, dtype=model.dtype).masked_fill_(~visible, torch.finfo(model.dtype).min)
     ids = torch.cat([tokens[:known], nodes.flatten()])
     positions = torch.cat([torch.arange(known), (starts[:, None] + 1 + depths).flatten()])
     ids, positions, bias = (x.to(model.device) for x in (ids, positions, bias))
     hidden = model.get_decoder()(
         input_ids=ids[None], attention_mask=bias[None, None], position_ids=positions[None], use_cache=False
     ).last_hidden_state[0]  # [length, H], after the final norm
-    probabilities = []
-    for rows, words in zip(above.flatten().split(ROWS), nodes.flatten().split(ROWS), strict=True):
+    parts = []
+    for rows, word_ids in zip(above.flatten().split(ROWS), nodes.flatten().split(ROWS), strict=True):
         logits = model.get_output_embeddings()(hidden[rows]).float() / temperature
-        probabilities.append(logits.log_softmax(-1).gather(1, words[:, None].to(logits.device))[:, 0].exp().cpu())
-    return torch.cat(probabilities).view(count, width).masked_fill_(parents == -2, 0.0)
+        parts.append(logits.log_softmax(-1).gather(1, word_ids[:, None].to(logits.device))[:, 0].exp().cpu())
+    return torch.cat(parts).view(count, width).masked_fill_(parents == -2, 0.0)
