@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from eagle3lib.engine.capture_ids import Refusal, engine_version
 from eagle3lib.errors import InputError
+from eagle3lib.maths.trees import tree_nodes
 from eagle3lib.reading.engine_reports import EngineReport
 from eagle3lib.reading.launch import SETTING, SPECULATIVE, Launch
 from eagle3lib.reading.setting import Setting
@@ -52,11 +53,6 @@ class Speculation:
     num_draft_tokens: int | None = None
     changed: dict[str, str] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
-
-
-def tree_nodes(num_steps: int, topk: int) -> int:
-    """Nodes among which a tree's drafts are chosen (``organize_draft_results`` takes the best of these)."""
-    return topk + (num_steps - 1) * topk * topk
 
 
 def speculation(launch: Launch, target_architecture: str, version: str) -> Speculation:

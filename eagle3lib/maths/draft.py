@@ -249,7 +249,7 @@ def before_head(draft: Draft, wiring: Wiring, state: Tensor) -> Tensor:
 
 
 def _shifted(hidden: Tensor, shift: int) -> Tensor:
-    """Row t becomes row ``t - shift``; rows that get no state are zero."""
+    """Row t gets the state of row ``t - shift``; rows before the first state are zero."""
     if shift > 0:
         return F.pad(hidden, (0, 0, shift, 0))[: len(hidden)]
     return hidden[-shift:]

@@ -61,6 +61,11 @@ class Trees:
         return runs, (runs == deepest) | (self.starts + 2 + runs < len(tokens))
 
 
+def tree_nodes(num_steps: int, topk: int) -> int:
+    """Nodes among which a tree's drafts are chosen (``organize_draft_results`` takes the best of these)."""
+    return topk + (num_steps - 1) * topk * topk
+
+
 @torch.inference_mode()
 def build_tree(
     draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, setting: tuple[int, int, int], first: int = 0,
@@ -74,7 +79,7 @@ def build_tree(
         InputError: as ``draft.forward``, or the setting asks for more nodes than the tree has.
     """
     num_steps, topk, num_draft_tokens = setting
-    nodes = topk + (num_steps - 1) * topk * topk
+    nodes = tree_nodes(num_steps, topk)
     if min(setting) < 1 or not 2 <= num_draft_tokens <= nodes + 1:
         found, expected = "/".join(map(str, setting)), f"2 to {nodes + 1} draft tokens for these steps and topk"
         raise InputError("setting num_steps/topk/num_draft_tokens", found, expected)
@@ -119,7 +124,7 @@ class _TreeBuilder:
             children = children.view(count, -1)
             parents = beams.repeat_interleave(topk, 1)
             margin = torch.minimum(margin, gap.view(count, topk).amin(1))
-            first_node = topk + (depth - 2) * topk * topk  # nodes of all depths before this one
+            first_node = tree_nodes(depth - 1, topk)  # of this depth
             nodes.append((child_scores, children, parents, torch.full_like(children, depth)))
             if depth == num_steps:
                 break
