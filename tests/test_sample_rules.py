@@ -70,6 +70,15 @@ def test_a_state_that_says_nothing_of_the_text_is_foreign() -> None:
     assert teacher_findings(LastState(), POOR) == []
 
 
+@pytest.mark.parametrize("behind", [-2, -1, 0, 1, 2])
+@pytest.mark.parametrize("normed", [True, False])
+def test_rows_late_or_early_are_seen(behind: int, normed: bool) -> None:
+    """Row t of the file holds the state of row t + behind."""
+    samples = [spoken(target(), normed, None, 0.8, seed) for seed in range(3)]  # else the token itself, one behind
+    found = looked(*(replace(s, last_hidden_state=s.last_hidden_state.roll(-behind, 0)) for s in samples))
+    assert found.shift == behind
+
+
 def test_an_even_norm_decides_nothing() -> None:
     even = replace(target(), norm=torch.ones(WIDTH))
     found = LastState()

@@ -154,7 +154,7 @@ class Request:
     """One conversation: counts per depth, and its steps for each ``num_steps`` from 1.
 
     ``trainers``: numerators and denominators ``[depths]`` under each trainer's definition, where the target's
-    argmax is known.
+    argmax is known. ``first_drafts``: at depth 1, the token proposed and the true one, for every generated token.
     """
 
     name: str
@@ -163,6 +163,7 @@ class Request:
     steps: tuple[VerifySteps, ...]
     prompt_tokens: int = 1
     trainers: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    first_drafts: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,10 @@ def evaluate(
     )
     counts = depth_counts(chains, sample.input_ids, mask)
     steps = tuple(verify_sample(sample, chains.starts, partial(chains.runs, num_steps=n)) for n in range(1, depths + 1))
-    return Request(sample.name, sample.category, counts, steps, sample.prompt_tokens, trainers)
+    at = (chains.starts + 2).clamp(max=len(mask) - 1)  # the token that a first draft is about
+    known = mask.bool()[at] & (at == chains.starts + 2)
+    firsts = tuple(zip(chains.proposed[0, known].tolist(), sample.input_ids[at[known]].tolist(), strict=True))
+    return Request(sample.name, sample.category, counts, steps, sample.prompt_tokens, trainers, firsts)
 
 
 def evaluate_all(

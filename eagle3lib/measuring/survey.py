@@ -72,6 +72,8 @@ def survey(dataset: Iterable[SampleStates], boundaries: Sequence[int], ids: Tens
 TOKENS, OF_ONE = 1024, 64
 #: A target agrees far more often with its own text, sampled or not.
 NOT_ITS_OWN = 0.05
+#: Rows tested late or early: does the state of row t give token ``t + 1 + shift``?
+SHIFTS = (-2, -1, 0, 1, 2)
 
 
 @dataclass
@@ -82,11 +84,14 @@ class LastState:
     counted. ``claimed``: what the layout states, ``None`` where it states nothing or files differ.
     """
 
-    tokens: int = 0
-    as_it_stands: int = 0
-    after_norm: int = 0
     only: list[int] = field(default_factory=lambda: [0, 0])  #: tokens that only the one, only the other gives
     claims: set[bool | None] = field(default_factory=set)
+    #: By shift: tokens, and those that head(state) and that head(norm(state)) gives.
+    shifted: dict[int, list[int]] = field(default_factory=lambda: {shift: [0, 0, 0] for shift in SHIFTS})
+
+    @property
+    def tokens(self) -> int:
+        return self.shifted[0][0]
 
     @property
     def claimed(self) -> bool | None:
@@ -100,9 +105,24 @@ class LastState:
         return here > there
 
     @property
+    def shares(self) -> dict[int, float]:
+        """By shift, the share of tokens that the better reading gives."""
+        return {shift: max(hits) / tokens for shift, (tokens, *hits) in self.shifted.items() if tokens}
+
+    @property
+    def shift(self) -> int:
+        """The shift of the files' rows: another than 0 only where it gives, beyond chance, twice as many tokens."""
+        if not self.shares:
+            return 0
+        best = max(self.shares, key=lambda shift: self.shares[shift])
+        tokens, *hits = self.shifted[best]
+        usual = min(max(2 * self.shares.get(0, 0.0), NOT_ITS_OWN), 1.0)
+        return best if stats.binomtest(max(hits), tokens, usual, "greater").pvalue < LEVEL else 0
+
+    @property
     def foreign(self) -> bool:
         """Neither reading gives what follows: shifted rows, or a state of another target."""
-        most = max(self.as_it_stands, self.after_norm)
+        most = max(self.shifted[0][1:])
         return bool(self.tokens) and stats.binomtest(most, self.tokens, NOT_ITS_OWN, "less").pvalue < LEVEL
 
     def add(self, sample: Sample, target: Target) -> None:
@@ -112,13 +132,14 @@ class LastState:
             return
         self.claims.add(sample.last_is_normed)
         rows = sample.loss_mask[1:].nonzero().flatten()[:OF_ONE]  # row t is followed by token t + 1
-        truth, state = sample.input_ids[1:][rows], target.to_compute(last[rows])
-        plain, normed = (
-            lm_head_logits(each, target.lm_head).argmax(-1).cpu() == truth for each in (state, target.normed(state))
-        )
-        self.tokens += len(truth)
-        self.as_it_stands += int(plain.sum())
-        self.after_norm += int(normed.sum())
+        state = target.to_compute(last[rows])
+        argmax = [lm_head_logits(each, target.lm_head).argmax(-1).cpu() for each in (state, target.normed(state))]
+        for shift, counts in self.shifted.items():
+            at = rows + 1 + shift
+            inside = (at >= 0) & (at < len(sample.input_ids))
+            right = [(each == sample.input_ids[at.clamp(0, len(sample.input_ids) - 1)])[inside] for each in argmax]
+            counts[:] = [old + int(new.sum()) for old, new in zip(counts, (inside, *right), strict=True)]
+        plain, normed = (each == sample.input_ids[rows + 1] for each in argmax)
         self.only[0] += int((plain & ~normed).sum())
         self.only[1] += int((normed & ~plain).sum())
 
@@ -128,9 +149,10 @@ class LastState:
             return "none in the files"
         is_so = {True: "after the final norm", False: "before the final norm", None: "not distinguishable"}
         claim = "" if self.claimed is None else f"; its layout states {is_so[self.claimed]}"
+        tokens, plain, normed = self.shifted[0]
         return (
-            f"{is_so[self.normed]}: head(state) gives {self.as_it_stands} and head(norm(state)) {self.after_norm} of "
-            f"{self.tokens} tokens that follow{claim}"
+            f"{is_so[self.normed]}: head(state) gives {plain} and head(norm(state)) {normed} of {tokens} tokens that "
+            f"follow{claim}"
         )
 
 
