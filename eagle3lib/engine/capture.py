@@ -132,5 +132,7 @@ def assemble(passes: Path, request: str, response: Response) -> list[Capture]:
 def _read_pass(path: Path) -> dict[str, Tensor]:
     tensors, metadata = read_tensors(path)
     if metadata["requests"] != "1":
-        raise InputError("capture", "a pass over several requests", "one request at a time", "let nobody else ask.")
+        raise InputError(
+            "capture", "a pass over several requests", "one request at a time", "let no one else send requests."
+        )
     return tensors

@@ -99,7 +99,7 @@ class Client:
         try:
             return list(pool.map(one, range(len(prompts)), prompts))
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nobody waits for the rest
+            pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C the rest is not waited for
 
     def flush(self) -> None:
         """Empty the prefix cache once the server is idle; right after a response it is not yet."""

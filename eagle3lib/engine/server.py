@@ -1,4 +1,4 @@
-"""Start a real SGLang server, and stop it so that nothing survives."""
+"""Start a real SGLang server, and stop it so that no process is left."""
 
 from __future__ import annotations
 

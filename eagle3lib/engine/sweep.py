@@ -37,7 +37,7 @@ def run_sweep(
     """Serve each setting, send the prompts at each load, and append every finished point to ``path`` (JSONL) at once.
 
     A setting whose server does not start is ``refused`` at every load, one that breaks while it serves is
-    ``failed``; the sweep goes on.
+    ``failed``; the other settings are still measured.
 
     Args:
         launch: flags and environment that all settings share; its speculative settings are replaced.
