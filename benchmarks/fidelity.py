@@ -24,7 +24,7 @@ import yaml
 
 from eagle3lib.engine.client import save_responses
 from eagle3lib.engine.server import Server
-from eagle3lib.engine.setting import with_settings
+from eagle3lib.engine.speculation import with_settings
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft, forward
@@ -61,7 +61,7 @@ def measure(row: str, prompts: list[Prompt], tokens: int, folder: Path, target: 
         launch = Launch.parse(launch.render({"--dtype": "bfloat16"}))
     with Server.start(launch, target, draft, log_path=folder / "server.log") as server:
         started = time.perf_counter()
-        save_responses(server.ask(prompts, max_new_tokens=tokens), folder / "served" / "responses.jsonl")
+        save_responses(server.generate(prompts, max_new_tokens=tokens), folder / "served" / "responses.jsonl")
         serving = time.perf_counter() - started
     reports = with_settings(read_engine_reports(folder / "served"), setting, "")
     opened = Target.open(target, cache=folder.parent / "states")

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Chains, forward
-from eagle3lib.maths.draft_weights import Draft
+from eagle3lib.maths.draft_weights import Draft, target_ids
 from eagle3lib.maths.kernels import rms_norm
-from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import (
     TargetArgmax,

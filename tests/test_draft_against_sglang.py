@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3lib.engine.capture import capture_requests, passes_folder
+from eagle3lib.engine.capture import capture_requests
 from eagle3lib.engine.server import Server
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.maths.draft import Draft
@@ -83,9 +83,7 @@ def test_stages_and_steps_are_the_engine_s(name: str, target, tmp_path: Path) ->
         setting_launch(Launch.parse(LAUNCH), (STEPS, 1, STEPS + 1)), folder, tmp_path / "draft",
         log_path=tmp_path / "log", capture_folder=tmp_path / "passes",
     ) as server:  # fmt: skip
-        responses = capture_requests(
-            server, passes_folder(server), PROMPTS, tmp_path / "capture", max_new_tokens=NEW_TOKENS
-        )
+        responses = capture_requests(server, PROMPTS, tmp_path / "capture", max_new_tokens=NEW_TOKENS)
     target = Target.open(folder, cache=tmp_path / "cache")
     draft = Draft.load(tmp_path / "draft", target.embedding)
 

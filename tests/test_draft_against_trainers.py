@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3lib.maths import draft as forward_pass
 from eagle3lib.maths.draft import combine, depth_states, forward
-from eagle3lib.maths.draft_weights import Draft, Layer, Linear
-from eagle3lib.maths.kernels import chain_attention, plain_chain_attention, rms_norm
+from eagle3lib.maths.draft_weights import Draft, Layer, Linear, head_weight
+from eagle3lib.maths.kernels import chain_attention, rms_norm
 from eagle3lib.maths.trace import trace
-from eagle3lib.maths.vocabulary import head_weight
 from eagle3lib.maths.wiring import Wiring
+from tests.plain_attention import plain_chain_attention
 
 VOCAB, DRAFT_VOCAB, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, EPS = 120, 80, 48, 96, 4, 2, 16, 1e-5
 TOKENS, DEPTHS = 37, 4
@@ -68,11 +69,11 @@ def sample(aux_states: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def ours(
-    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths: int, **how: object
+    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """States and logits of each depth, for the rows whose fed token is known."""
     hidden = combine(draft, wiring, states)
-    seen = known(list(depth_states(draft, wiring, hidden, tokens, depths, **how)), tokens)
+    seen = known(list(depth_states(draft, wiring, hidden, tokens, depths)), tokens)
     last = [rms_norm(h, draft.norm, draft.eps) if wiring.norm_before_head else h for h in seen]
     return seen, [F.linear(h, head_weight(draft, wiring)) for h in last]
 
@@ -201,11 +202,12 @@ SPECULATORS = {
 
 @pytest.mark.parametrize("name", SPECULATORS)
 @pytest.mark.parametrize("attention", [chain_attention, plain_chain_attention])
-def test_equals_speculators(name: str, attention) -> None:  # noqa: ANN001
+def test_equals_speculators(name: str, attention, monkeypatch) -> None:  # noqa: ANN001
+    monkeypatch.setattr(forward_pass, "chain_attention", attention)
     wiring, made = SPECULATORS[name]
     draft = random_draft(**made)
     states, tokens = sample(draft.num_aux_hidden_states)
-    hidden, logits = ours(draft, wiring, states, tokens, DEPTHS, attention=attention)
+    hidden, logits = ours(draft, wiring, states, tokens, DEPTHS)
     their_hidden, their_logits = speculators_run(draft, wiring, states, tokens)
     assert_same(hidden, their_hidden)
     assert_same(logits, their_logits, logits=True)
@@ -278,12 +280,16 @@ def test_shift_moves_the_states() -> None:
     assert_same(mine, ours(draft, CLASSIC, moved, tokens, DEPTHS)[0])
 
 
-def test_a_trace_ends_with_what_forward_proposes() -> None:
+@pytest.mark.parametrize("position", [0, 1, 13])
+def test_a_trace_ends_with_what_forward_proposes(position: int) -> None:
     draft, (states, tokens) = random_draft(), sample()
     wiring = CLASSIC.replace(fc_norm=True, norm_output=True)
     chains = forward(draft, wiring, states, tokens, 3)
-    stages = trace(draft, wiring, states, tokens, position=13, depths=3)
-    assert [s.first[0] for s in stages if s.name == "proposed"] == chains.proposed[:, 13].tolist()
+    stages = trace(draft, wiring, states, tokens, position, depths=3)
+    assert [s.first[0] for s in stages if s.name == "proposed"] == chains.proposed[:, position].tolist()
+    states_seen = [s[:, None] for s in ours(draft, wiring, states, tokens, 3)[0]]
+    rms = [float(s[position].pow(2).mean().sqrt()) for s in states_seen]
+    assert [s.rms for s in stages if s.name == "mlp"] == pytest.approx(rms, rel=1e-4)
     widths = {s.name: s.shape[0] for s in stages if s.depth == 1}
     assert (widths["captured states"], widths["concatenation"], widths["residual"]) == (3 * WIDTH, 2 * WIDTH, WIDTH)
     assert widths["q"] == HEADS * HEAD_DIM and widths["k"] == KV_HEADS * HEAD_DIM

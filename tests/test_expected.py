@@ -11,10 +11,9 @@ from torch import Tensor
 
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft
+from eagle3lib.maths.draft_weights import target_ids
 from eagle3lib.maths.target import Target
-from eagle3lib.maths.tree_chances import node_chances
-from eagle3lib.maths.trees import Trees, build_tree
-from eagle3lib.maths.vocabulary import target_ids
+from eagle3lib.maths.trees import Trees, build_tree, node_probabilities
 from eagle3lib.measuring.expected import expected, expected_histogram, rejection, target_only
 from eagle3lib.measuring.prediction import verify_sample
 from eagle3lib.measuring.sample_states import SampleStates
@@ -40,10 +39,10 @@ def grown(pair: tuple[Path, Path, Tensor], setting: tuple[int, int, int], tokens
     return build_tree(Target.open(target).load_draft(draft), wiring, states, tokens, setting, 9)
 
 
-def test_node_chances_are_what_the_target_says_along_each_path(pair: tuple[Path, Path, Tensor]) -> None:
+def test_node_probabilities_are_what_the_target_says_along_each_path(pair: tuple[Path, Path, Tensor]) -> None:
     target, _, tokens = pair
     trees, tensors = grown(pair, (3, 3, 9), tokens), Target.open(target)
-    found = node_chances(tensors, tokens, trees, 0.7)
+    found = node_probabilities(tensors, tokens, trees, 0.7)
     for row in range(0, len(trees.starts), 13):
         start = int(trees.starts[row])
         for node, word in enumerate(trees.tokens[row].tolist()):

@@ -18,11 +18,11 @@ from eagle3lib.maths.kernels import (
     chain_attention,
     lm_head_argmax,
     merge_attention_states,
-    plain_chain_attention,
     rms_norm,
     rotary_tables,
 )
 from eagle3lib.maths.wiring import Wiring
+from tests.plain_attention import plain_chain_attention
 from tests.test_draft_against_trainers import random_draft
 
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from eagle3lib.errors import InputError
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.findings.wiring_rules import measured_wiring, sample_findings
+from eagle3lib.maths import draft as forward_pass
 from eagle3lib.maths.draft import combine, depth_states
-from eagle3lib.maths.draft_weights import Draft
-from eagle3lib.maths.kernels import chain_attention, plain_chain_attention, rms_norm
+from eagle3lib.maths.draft_weights import Draft, head_weight
+from eagle3lib.maths.kernels import chain_attention, rms_norm
 from eagle3lib.maths.trace import trace
-from eagle3lib.maths.vocabulary import head_weight
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.replay import STAGES, replay
 from eagle3lib.measuring.sample_states import SampleStates
@@ -36,6 +36,7 @@ from eagle3lib.reading.samples import read_samples, write_sample
 from tests import test_wiring_search
 from tests.engine.engine_jobs import ENVIRONMENT
 from tests.engine.mla_in_sglang import DEPTHS
+from tests.plain_attention import plain_chain_attention
 from tests.static_pairs import VOCAB, H, Pair
 
 TOKENS, STARTS = 24, (0, 5, 19)
@@ -84,11 +85,11 @@ def inputs() -> tuple[Tensor, Tensor]:
     return torch.randn(TOKENS, 3, H, generator=draw), torch.randint(VOCAB, (TOKENS,), generator=draw)
 
 
-def ours(draft: Draft, wiring: Wiring, attention: Any = chain_attention) -> tuple[Tensor, Tensor]:
+def ours(draft: Draft, wiring: Wiring) -> tuple[Tensor, Tensor]:
     """``logits [starts, DEPTHS, V_d]`` and the states fed back ``[starts, DEPTHS, H]``."""
     states, tokens = inputs()
     hidden, at = combine(draft, wiring, states), torch.tensor(STARTS)
-    found = [state[at] for state in depth_states(draft, wiring, hidden, tokens, DEPTHS, attention=attention)]
+    found = [state[at] for state in depth_states(draft, wiring, hidden, tokens, DEPTHS)]
     normed = [rms_norm(state, draft.norm, draft.eps) for state in found]
     logits = [F.linear(state, head_weight(draft, wiring)) for state in normed]
     return torch.stack(logits, 1), torch.stack(normed if wiring.norm_output else found, 1)
@@ -214,13 +215,16 @@ def transformers_chain(
 @pytest.mark.parametrize("attention", [chain_attention, plain_chain_attention])
 @pytest.mark.parametrize("fields", TRANSFORMERS_CASES.values(), ids=list(TRANSFORMERS_CASES))
 @torch.inference_mode()
-def test_chains_are_transformers_own(fields: dict[str, Any], attention: Any, tmp_path: Path) -> None:
+def test_chains_are_transformers_own(
+    fields: dict[str, Any], attention: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward_pass, "chain_attention", attention)
     pair = mla_pair(**fields)
     draft, wiring = loaded(pair, tmp_path), CLASSIC.replace(rope_scaling=pair.draft["rope_scaling"])
     (states, tokens), table = inputs(), pair.target_weights["model.embed_tokens.weight"]
     hidden = F.linear(states.flatten(1), pair.weights["fc.weight"])
     chains = [transformers_chain(pair.weights, pair.draft, table, hidden, tokens, start) for start in STARTS]
-    logits, fed_back = ours(draft, wiring, attention)
+    logits, fed_back = ours(draft, wiring)
     assert_same(fed_back, torch.stack(chains))
     normed = F.rms_norm(torch.stack(chains), (H,), pair.weights["norm.weight"], pair.draft["rms_norm_eps"])
     assert_same_choice(logits, F.linear(normed, pair.weights["lm_head.weight"]))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3lib.engine.client import Response, save_responses
-from eagle3lib.engine.setting import common_setting, with_settings
+from eagle3lib.engine.speculation import common_setting, with_settings
 from eagle3lib.errors import InputError
 from eagle3lib.findings.acceptance_rules import prediction_findings, report_findings
 from eagle3lib.findings.breakdown import break_down

@@ -123,7 +123,7 @@ def test_a_load_without_a_comparison_is_not_measured():
 def test_a_sweep_of_nothing_is_refused_and_empty_paths_stay_off_the_line(tmp_path):
     with pytest.raises(InputError, match="target"):
         run_sweep(Launch.parse(""), "", "", [], grid=[OFF], concurrency=[1], path=tmp_path / "points.jsonl")
-    line = _command(Launch.parse("--model-path m"), "", "", "127.0.0.1", 1)
+    line = _command(Launch.parse("--model-path m"), "", "", 1)
     assert line[-6:] == ["--model-path", "m", "--host", "127.0.0.1", "--port", "1"]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle3lib.engine.setting import with_settings
+from eagle3lib.engine.speculation import with_settings
 from eagle3lib.errors import InputError
 from eagle3lib.findings.served_rules import served_findings
 from eagle3lib.maths.draft import Draft

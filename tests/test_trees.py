@@ -12,9 +12,8 @@ from torch import Tensor
 from eagle3lib.errors import InputError
 from eagle3lib.maths import trees
 from eagle3lib.maths.draft import before_head, combine, depth_states, forward
-from eagle3lib.maths.draft_weights import Draft, Layer, Linear
+from eagle3lib.maths.draft_weights import Draft, Layer, Linear, head_weight, target_ids
 from eagle3lib.maths.trees import Trees, build_tree
-from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
 WIDTH, VOCAB, TOKENS, FIRST = 24, 12, 120, 9

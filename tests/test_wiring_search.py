@@ -21,10 +21,9 @@ from torch import Tensor
 from eagle3lib.errors import InputError
 from eagle3lib.findings.wiring_rules import search_findings
 from eagle3lib.maths.draft import forward
-from eagle3lib.maths.draft_weights import Draft, Layer, Linear
+from eagle3lib.maths.draft_weights import Draft, Layer, Linear, target_ids
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.trace import trace
-from eagle3lib.maths.vocabulary import target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring import wiring_search
 from eagle3lib.measuring.accuracy import DepthCounts, Evaluation, Request, coverage, evaluate

@@ -1,26 +1,66 @@
-"""From the passes that the hook wrote to one capture a request."""
+"""From requests to captures for notebook 04: what entered the draft, as the hook wrote it, one capture a request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from eagle3lib.engine.client import Client, Response
+from eagle3lib.engine.client import Client, Response, save_responses
 from eagle3lib.engine.hook import FACTORY
+from eagle3lib.engine.server import Server
 from eagle3lib.errors import InputError
 from eagle3lib.measuring.sample_states import Progress
 from eagle3lib.reading.captures import Capture, write_capture
+from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.prompts import Prompt
 from eagle3lib.reading.tensor_files import read_tensors
 
 
+def capture_served(
+    launch: str, server_url: str, target: str, draft: str, prompts: Sequence[Prompt], capture: Path, served: Path,
+    max_new_tokens: int, progress: Progress = lambda share, words: None,
+) -> list[Response]:  # fmt: skip
+    """Send ``prompts`` one at a time and write what entered the draft for each.
+
+    Without ``server_url`` the target and the draft are served as ``launch`` gives it, and the server is stopped
+    again; an empty ``draft`` is the one that the flags name. Writes one capture a request to ``capture``, the
+    responses as ``responses.jsonl`` to ``served``, and the server's log beside it.
+
+    Raises:
+        InputError: neither a server nor a launch line, a server without the capture hook, or one that does
+            not start (with its last log lines).
+    """
+    progress(0.0, "connecting to the server" if server_url else "starting the server")
+    with _server(launch, server_url, target, draft, capture / ".passes", served.with_name("server.log")) as client:
+        responses = capture_requests(client, prompts, capture, max_new_tokens=max_new_tokens, progress=progress)
+        save_responses(responses, served / "responses.jsonl")
+    progress(1.0, "done")
+    return responses
+
+
+@contextmanager
+def _server(
+    launch_text: str, server_url: str, target: str, draft: str, passes: Path, log_path: Path
+) -> Iterator[Client]:
+    """A server with the capture hook: one that runs already, or one that lives as long as the block."""
+    if server_url:
+        yield Client(server_url.rstrip("/"))
+        return
+    launch = Launch.parse(launch_text)
+    if not launch:
+        raise InputError("launch", "nothing", "a launch line, a server_url or a capture folder", "give one of them")
+    passes.mkdir(parents=True, exist_ok=True)
+    with Server.start(launch, target, draft or None, log_path=log_path, capture_folder=passes) as server:
+        yield server
+
+
 def capture_requests(
     client: Client,
-    passes: str | Path,
     prompts: Sequence[Prompt],
     folder: str | Path,
     *,
@@ -30,21 +70,19 @@ def capture_requests(
     """Send ``prompts`` one at a time and write what entered the draft for each to ``folder``.
 
     Args:
-        passes: where the server's hook writes: ``Server.start``'s ``capture_folder``, or
-            ``passes_folder(client)``.
-        progress: is told the share done, and in words what comes next.
+        progress: is called with the share done and a description of what comes next.
 
     Raises:
-        InputError: the server served someone else meanwhile, or the draft's ``fc`` never ran (then the
-            draft ignores the captured states).
+        InputError: the server was started without the capture hook or served others meanwhile, or the draft's
+            ``fc`` never ran (then the draft ignores the captured states).
     """
-    passes = Path(passes)
+    passes = passes_folder(client)
     responses = []
     for index, prompt in enumerate(prompts):
         progress(index / len(prompts), f"request {index + 1} of {len(prompts)}")
         for old in passes.glob("rank*-pass*"):
             old.unlink()
-        response = client.ask([prompt], max_new_tokens=max_new_tokens)[0]
+        response = client.generate([prompt], max_new_tokens=max_new_tokens)[0]
         for capture in assemble(passes, f"{index:04d}", response):
             write_capture(capture, Path(folder) / capture.source)
         responses.append(response)
@@ -77,25 +115,24 @@ def assemble(passes: Path, request: str, response: Response) -> list[Capture]:
         raise InputError("capture", "no pass through the draft's fc", "a pass for each verify step", cure)
     ids = torch.tensor(response.input_ids + response.output_ids)
     captures = []
-    for name, group in groupby(files, key=lambda path: path.name.split("-")[0]):
-        tensors = _join([_read_pass(path) for path in group])
+    for rank, group in groupby(files, key=lambda path: path.name.split("-")[0]):
+        parts = [_read_pass(path) for path in group]
+        tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         positions = tensors.pop("positions")
         # The last token was never consumed: it has no state, and rows from there on are rejected drafts.
         last_row = {int(position): row for row, position in enumerate(positions) if position < len(ids) - 1}
         kept = torch.tensor(sorted(last_row), dtype=torch.long)
         rows = torch.tensor([last_row[position] for position in kept.tolist()], dtype=torch.long)
         stages = {stage: value[rows] for stage, value in tensors.items()}
-        source = f"request{request}-{name}.safetensors"
-        captures.append(Capture(source, request, ids[kept], kept, stages, rank=int(name.removeprefix("rank"))))
+        source = f"request{request}-{rank}.safetensors"
+        captures.append(Capture(source, request, ids[kept], kept, stages, rank=int(rank.removeprefix("rank"))))
     return captures
 
 
 def _read_pass(path: Path) -> dict[str, Tensor]:
     tensors, metadata = read_tensors(path)
     if metadata["requests"] != "1":
-        raise InputError("capture", "a pass over several requests", "one request at a time", "let nobody else ask.")
+        raise InputError(
+            "capture", "a pass over several requests", "one request at a time", "let no one else send requests."
+        )
     return tensors
-
-
-def _join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -92,13 +92,13 @@ def engine_version(engine: str) -> tuple[str, str]:
     found = re.search(r"(\d+)\.(\d+)\.(\d+)", engine)
     if not found or not engine.strip().lower().startswith("sglang"):
         return VERSIONS[-1], f"{engine!r} is not a known SGLang version: the rules of {VERSIONS[-1]} are applied"
-    asked = tuple(min(int(part), 9999) for part in found.groups())
 
-    def distance(version: str) -> int:
-        return abs(sum((a - int(b)) * 10**e for a, b, e in zip(asked, version.split("."), (8, 4, 0), strict=True)))
+    def number(version: str) -> int:
+        major, minor, patch = (min(int(part), 9999) for part in version.split("."))
+        return major * 10**8 + minor * 10**4 + patch
 
-    nearest = min(VERSIONS, key=distance)
-    same = ".".join(map(str, asked)) == nearest
+    nearest = min(VERSIONS, key=lambda version: abs(number(found[0]) - number(version)))
+    same = number(found[0]) == number(nearest)
     return nearest, "" if same else f"the rules of {found[0]} are not known: those of {nearest} are applied"
 
 
@@ -115,7 +115,8 @@ def captured(ids: Sequence[int] | None, family: str, layers: int, version: str) 
     """What the engine captures for the ids it was given (None: it was given none)."""
     rule = family_rule(family, version)
     if rule is None:
-        return Captured((), (), ids is None, (_no_capture(family, version),))
+        refusal = Refusal("family", f"{family} has no EAGLE-3 capture in SGLang {version}")
+        return Captured((), (), ids is None, (refusal,))
     if ids is not None and not ids:
         return Captured((), (), False, (Refusal("empty", "the list of ids is empty: the target returns no state"),))
     if ids is None:
@@ -143,13 +144,13 @@ def ids_for(boundaries: Sequence[int], family: str, layers: int, version: str) -
     wanted = sorted(set(boundaries))
     rule = family_rule(family, version)
     if rule is None:
-        return Ids(None, _no_capture(family, version).text)
+        return Ids(None, captured(None, family, layers, version).problems[0].text)
     if not wanted or len(wanted) < len(boundaries):
         once = "a state is captured once, and one at least"
         return Ids(None, f"boundaries {list(boundaries)} cannot be captured: {once}")
     as_is, minus = tuple(wanted), tuple(k - 1 for k in wanted)
-    turned = as_is[1:] + as_is[:1]  # for the families that look at the first id
-    for ids in {"always": (minus,), "first": (as_is, minus, turned), "max": (as_is, minus)}[rule.shift]:
+    rotated = as_is[1:] + as_is[:1]  # for the families that look at the first id
+    for ids in {"always": (minus,), "first": (as_is, minus, rotated), "max": (as_is, minus)}[rule.shift]:
         found = captured(ids, family, layers, version)
         if not found.problems and found.boundaries == as_is:
             return Ids(ids, f"captured as boundaries {list(as_is)} on {family} in SGLang {version}")
@@ -162,15 +163,7 @@ def _reached(boundary: int, rule: FamilyRule, layers: int) -> bool:
 
 
 def _shift(ids: Sequence[int], rule: FamilyRule, layers: int) -> int:
-    if rule.shift == "first":
-        return int(ids[0] == 1)
-    if rule.shift == "max":
-        return int(max(ids) != layers)
-    return 1
-
-
-def _no_capture(family: str, version: str) -> Refusal:
-    return Refusal("family", f"{family} has no EAGLE-3 capture in SGLang {version}")
+    return {"always": 1, "first": int(ids[0] == 1), "max": int(max(ids) != layers)}[rule.shift]
 
 
 def _problem(boundary: int, rule: FamilyRule, layers: int, version: str) -> Refusal:

@@ -1,4 +1,4 @@
-"""Ask a running SGLang server, one step at a time where the order of verify steps matters."""
+"""Send requests to a running SGLang server, streamed where the order of verify steps matters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Response:
     index: int
     input_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
-    #: SGLang's own account of the request, ``spec_*`` counters included.
+    #: What SGLang reports of the request, ``spec_*`` counters included.
     meta_info: Mapping[str, Any]
     #: Wall time of this request; requests that ran beside it share the machine.
     seconds: float
@@ -68,7 +68,7 @@ class Client:
 
     url: str
 
-    def ask(
+    def generate(
         self,
         prompts: Sequence[Prompt],
         *,
@@ -77,10 +77,10 @@ class Client:
         flush: bool = True,
         stream: bool = True,
     ) -> list[Response]:
-        """Ask greedily, at most ``concurrency`` prompts at a time; the responses in the order of the prompts.
+        """Generate greedily, at most ``concurrency`` prompts at a time; the responses in the order of the prompts.
 
         Args:
-            max_new_tokens: where a prompt does not say its own.
+            max_new_tokens: where a prompt has no limit of its own.
             flush: empty the prefix cache first, so that each prompt is computed in full.
             stream: one chunk a verify step, which shows the steps' order and costs the server some speed.
 
@@ -93,28 +93,39 @@ class Client:
             self.flush()
 
         def one(index: int, prompt: Prompt) -> Response:
-            limit = prompt.max_new_tokens or max_new_tokens
-            return self._ask_one(index, prompt, {"temperature": 0.0, "max_new_tokens": limit}, stream)
+            return self._generate(index, prompt, prompt.max_new_tokens or max_new_tokens, stream)
 
         pool = ThreadPoolExecutor(concurrency)
         try:
             return list(pool.map(one, range(len(prompts)), prompts))
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nobody waits for the rest
+            pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C the rest is not waited for
 
     def flush(self) -> None:
-        """Empty the prefix cache once the server is idle; right after an answer it is not yet."""
-        self._request("/flush_cache?timeout=30", method="POST")
+        """Empty the prefix cache once the server is idle; right after a response it is not yet."""
+        with self._open("/flush_cache?timeout=30", {}) as answer:
+            answer.read()
 
     def server_info(self) -> dict[str, Any]:
-        """What the server says of itself: its resolved flags and internal states."""
-        info: dict[str, Any] = json.loads(self._request("/server_info"))
-        return info
+        """The server's resolved flags and internal states."""
+        with self._open("/server_info") as answer:
+            info: dict[str, Any] = json.load(answer)
+            return info
 
-    def _ask_one(self, index: int, prompt: Prompt, sampling: Mapping[str, Any], stream: bool) -> Response:
+    def is_ready(self) -> bool:
+        """Both routes answer: the first when the server listens, the second when its own warm-up is done."""
+        try:
+            for route in ("/model_info", "/health"):
+                self._open(route, timeout=30).close()
+        except InputError:
+            return False
+        return True
+
+    def _generate(self, index: int, prompt: Prompt, max_new_tokens: int, stream: bool) -> Response:
+        sampling = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
         body = {"input_ids": list(prompt.input_ids), "sampling_params": sampling, "stream": stream}
         started, counts, last = time.perf_counter(), [], None
-        for last in self._stream("/generate", body):
+        for last in self._chunks("/generate", body):
             counts.append(int(last["meta_info"]["completion_tokens"]))
         seconds = time.perf_counter() - started
         if last is None or last["meta_info"].get("finish_reason") is None:
@@ -129,32 +140,29 @@ class Client:
             accepted_per_step=accepted_per_step(counts, last["meta_info"]),
         )
 
-    def _stream(self, route: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        with self._open(route, "POST", body) as answer:
+    def _chunks(self, route: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The server-sent events of a stream, or the one line of a plain answer."""
+        with self._open(route, body) as answer:
             for line in answer:
                 text = line.decode().strip().removeprefix("data:").strip()
-                if not text or text == "[DONE]":
-                    continue
-                chunk = json.loads(text)
-                if "error" in chunk:
-                    raise InputError(self.url + route, chunk["error"], "an answered request")
-                yield chunk
+                if text and text != "[DONE]":
+                    chunk = json.loads(text)
+                    if "error" in chunk:
+                        raise InputError(self.url + route, chunk["error"], "an answered request")
+                    yield chunk
 
-    def _request(self, route: str, method: str = "GET") -> bytes:
-        with self._open(route, method) as answer:
-            content: bytes = answer.read()
-            return content
-
-    def _open(self, route: str, method: str, body: Mapping[str, Any] | None = None) -> http.client.HTTPResponse:
+    def _open(
+        self, route: str, body: Mapping[str, Any] | None = None, timeout: float = 600.0
+    ) -> http.client.HTTPResponse:
+        """GET, or with a body POST."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url.rstrip("/") + route, data, headers, method=method)
+        request = urllib.request.Request(self.url.rstrip("/") + route, data, {"Content-Type": "application/json"})
         try:
-            answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=600)
+            answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout)
         except urllib.error.HTTPError as error:
             detail = error.read(500).decode(errors="replace")
             raise InputError(request.full_url, f"HTTP {error.code}: {detail}", "an answered request") from error
-        except (urllib.error.URLError, OSError) as error:
+        except OSError as error:
             raise InputError(request.full_url, str(error), "a running SGLang server") from error
         return answer
 
@@ -172,7 +180,7 @@ def accepted_per_step(completion_tokens: Sequence[int], meta_info: Mapping[str, 
     the cut, so they are what its total leaves over.
 
     Returns:
-        One count a step, or ``None`` where a chunk was lost or merged, or the server speculates not.
+        One count a step, or ``None`` where a chunk was lost or merged, or the server does not speculate.
     """
     histogram = histogram_of(meta_info)
     if not histogram or not completion_tokens or completion_tokens[0] != 1:

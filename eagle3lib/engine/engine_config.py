@@ -27,6 +27,16 @@ ARCHITECTURES = {
     "0.5.23": ("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"),
 }
 CONTEXT_OVERRIDE = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+#: The norms in execution order, with the switch that some depend on.
+NORMS = (
+    ("norm_before_fc", "input_norm over the concatenation, before fc"),
+    ("fc_norm", "fc_norm per state, before fc"),
+    ("", "input_layernorm on the embedding"),
+    ("", "hidden_norm on fc's output"),
+    ("", "post_attention_layernorm"),
+    ("", "norm before the head"),
+    ("norm_output", "norm on the state fed back"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,44 +74,29 @@ def resolve_engine_config(
     """Apply the rules of ``engine`` (such as ``sglang==0.5.23``; unknown versions: the nearest known one)."""
     version, note = engine_version(engine)
     spec = speculation(launch, target.architecture if target else "", version)
-    taken = draft.aux_found.get(ENGINE_PLACE)
-    found = captured(taken, target.family, target.layers, version) if target and draft.use_aux else None
+    ids = draft.aux_found.get(ENGINE_PLACE)
+    found = captured(ids, target.family, target.layers, version) if target and draft.use_aux else None
     context, rope = served_context(target, launch), effective_rope(draft, version)
     loading = load(draft, checkpoint, version) if checkpoint and measurable(draft) else None
-    norms = {name: bool(getattr(draft, name)) and reads_norm(draft, name, version) for name in NORM_PLACES}
-    flag = launch.integer("speculative_draft_window_size") if version != "0.5.9" and not draft.mla else None
-    window = flag + 1 if flag and flag > 0 else None
+    switches = {name: bool(getattr(draft, name)) and reads_norm(draft, name, version) for name in NORM_PLACES}
+    size = launch.integer("speculative_draft_window_size") if version != "0.5.9" and not draft.mla else None
+    window = size + 1 if size and size > 0 else None
     own = "target" if draft.draft_vocab_size is None else "own"
     head: Literal["own", "tied", "target"] = "tied" if draft.tied else own
     embedding: Literal["target", "own"] = "target" if draft.shares_embedding else "own"
     crashes = (*spec.refusals, *_crashes(draft, launch, version, found, context, loading))
     wiring = None
     if not crashes and found is not None:
-        wiring = Wiring(
-            boundaries=found.boundaries,
-            rope_theta=rope.theta,
-            rope_scaling=rope.scaling,
-            window=window,
-            head=head,
-            embedding=embedding,
-            **norms,
-        )
+        same = {"window": window, "head": head, "embedding": embedding, **switches}
+        wiring = Wiring(found.boundaries, rope_theta=rope.theta, rope_scaling=rope.scaling, **same)
     return EngineConfig(
         version=version,
-        notes=tuple(text for text in (note, _other_engine(launch, version), *launch.notes) if text),
+        notes=tuple(text for text in (note, _other_version(launch, version), *launch.notes) if text),
         speculation=spec,
         captured=found,
         aux_count=aux_count(draft, version),
-        norms=(
-            *(["input_norm over the concatenation, before fc"] if norms["norm_before_fc"] else []),
-            *(["fc_norm per state, before fc"] if norms["fc_norm"] else []),
-            "input_layernorm on the embedding",
-            "hidden_norm on fc's output",
-            "post_attention_layernorm",
-            "norm before the head",
-            *(["norm on the state fed back"] if norms["norm_output"] else []),
-        ),
-        **norms,
+        norms=tuple(text for switch, text in NORMS if switches.get(switch, True)),
+        **switches,
         residual="fc's raw output",
         rope=rope,
         window=window,
@@ -115,10 +110,10 @@ def resolve_engine_config(
     )
 
 
-def _other_engine(launch: Launch, version: str) -> str:
-    """A note when the server itself says that it is another version."""
-    says = launch.text("version") if launch.source == "server_info" else None
-    return "" if says in (None, version) else f"the server says it is {says}; the rules of {version} are applied"
+def _other_version(launch: Launch, version: str) -> str:
+    """A note when the server reports another version."""
+    own = launch.text("version") if launch.source == "server_info" else None
+    return "" if own in (None, version) else f"the server says it is {own}; the rules of {version} are applied"
 
 
 def measurable(draft: DraftConfig) -> bool:
@@ -137,8 +132,8 @@ def effective_rope(draft: DraftConfig, version: str) -> Rope:
 
 def served_context(target: TargetConfig | None, launch: Launch) -> int | None:
     """The context length the target runs with, which is forced onto the draft."""
-    asked = launch.integer("context_length")
-    return asked if asked is not None else derived_context(target.max_positions, target.rope) if target else None
+    given = launch.integer("context_length")
+    return given if given is not None else derived_context(target.max_positions, target.rope) if target else None
 
 
 def derived_context(positions: int | None, rope: Rope) -> int | None:
@@ -165,6 +160,7 @@ def _crashes(
     context: int | None,
     loading: Loading | None,
 ) -> Iterator[Refusal]:
+    """Why the server does not start, or fails when it serves."""
     if draft.architecture not in ARCHITECTURES[version]:
         name = draft.architecture or "no architecture"
         yield Refusal("architecture", f"{name} is not an EAGLE-3 draft that SGLang {version} knows")

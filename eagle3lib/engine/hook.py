@@ -19,7 +19,6 @@ drafts; a later pass repeats their positions.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from eagle3lib.reading.captures import AUX
+from eagle3lib.reading.files import replacing
+
 FACTORY = "eagle3lib.engine.hook:hook_factory"
-AUX = "aux_hidden_states"
 #: Bounds what a forgotten server can write: with three states of width 4096 in bf16, about 0.6 GB.
 MAX_ROWS = 16384
+_QKV = ("model.layers.0.self_attn.qkv_proj", "model.midlayer.self_attn.fused_qkv_a_proj_with_mqa")
+_O = ("model.layers.0.self_attn.o_proj", "model.midlayer.self_attn.o_proj")
 #: Stage -> (modules in SGLang's draft, of Llama or MLA, which of their tensors: "in"/"out" and its index), as they run.
 STAGES: Mapping[str, tuple[tuple[str, ...], str, int]] = {
     AUX: (("model.input_norm", "model.fc_norm.*", "model.fc"), "in", 0),  # [T, K * H]
     "fc": (("model.fc",), "out", 0),  # [T, H]
-    "qkv_input": (
-        ("model.layers.0.self_attn.qkv_proj", "model.midlayer.self_attn.fused_qkv_a_proj_with_mqa"),
-        "in",
-        0,
-    ),  # [T, 2 * H]
-    "attention_output": (("model.layers.0.self_attn.o_proj", "model.midlayer.self_attn.o_proj"), "out", 0),  # [T, H]
+    "qkv_input": (_QKV, "in", 0),  # [T, 2 * H]
+    "attention_output": (_O, "out", 0),  # [T, H]
     "norm": (("model.norm",), "out", 0),  # [T, H]
     "residual": (("model.norm",), "out", 1),  # [T, H], the state before the final norm
 }
@@ -90,25 +89,16 @@ class Recorder:
             return
         ids, positions, batch = inputs[:3]
         rows = len(ids)
-        stages = {name: torch.cat(values, -1) for name, values in parts.items()}  # per-slot norms come one by one
+        stages = {name: torch.cat(values, -1) for name, values in parts.items()}  # fc_norm: one part a state
         if rows == 0 or any(len(value) != rows for value in stages.values()):
             return  # an idle batch, or what a failed pass left
         self.rows += rows
         self.passes += 1
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        metadata = {
-            "role": "draft",
-            "module": "model.fc",
-            "rank": str(rank),
-            "mode": getattr(batch.forward_mode, "name", str(batch.forward_mode)),
-            "requests": str(len(batch.seq_lens)),
-        }
         tensors = stages | {"embedded_ids": ids.detach().cpu().long(), "positions": positions.detach().cpu().long()}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"rank{rank}-pass{self.passes:06d}.safetensors"
-        partial = path.with_suffix(".partial")
-        save_file({name: value.contiguous() for name, value in tensors.items()}, partial, metadata)
-        os.replace(partial, path)  # readers see closed files only
+        metadata = {"rank": str(rank), "requests": str(len(batch.seq_lens))}
+        with replacing(self.folder / f"rank{rank}-pass{self.passes:06d}.safetensors") as partial:
+            save_file({name: value.contiguous() for name, value in tensors.items()}, partial, metadata)
 
 
 _recorders: dict[Path, Recorder] = {}

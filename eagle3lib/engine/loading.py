@@ -36,11 +36,9 @@ _PACKED = re.compile(
 
 @dataclass(frozen=True)
 class Loading:
-    """``read`` maps the engine's parameters (unfused) to file tensors; ``unread`` are file tensors that no
-    parameter takes; ``missing`` parameters keep their initial values; ``misshapen`` are (tensor, shape in
-    the file, shape that the engine has)."""
+    """``unread`` are file tensors that no parameter takes; ``missing`` parameters keep their initial values;
+    ``misshapen`` are (tensor, shape in the file, shape in the engine); ``d2t`` and ``t2d`` name the file's maps."""
 
-    read: Mapping[str, str]
     unread: tuple[str, ...]
     missing: tuple[str, ...]
     misshapen: tuple[tuple[str, Shape, Shape], ...]
@@ -67,63 +65,45 @@ def reads_norm(draft: DraftConfig, name: str, version: str) -> bool:
 
 def parameters(draft: DraftConfig, version: str) -> dict[str, Shape]:
     """Every parameter that the engine's draft has, unfused, with its shape. Needs the draft's geometry."""
-    h, width, vocab = draft.hidden_size or 0, draft.intermediate_size or 0, draft.vocab_size or 0
-    taps, source = aux_count(draft, version), draft.target_hidden_size or h
-    found: dict[str, Shape] = {
-        "model.fc.weight": (h, source * taps),
-        "model.embed_tokens.weight": (vocab, h),
-        "model.norm.weight": (h,),
-    }
+    h, inner, vocab = draft.hidden_size or 0, draft.intermediate_size or 0, draft.vocab_size or 0
+    states, source = aux_count(draft, version), draft.target_hidden_size or h
+    found: dict[str, Shape] = {"model.fc": (h, source * states), "model.embed_tokens": (vocab, h), "model.norm": (h,)}
     if draft.bias:
         found["model.fc.bias"] = (h,)
     if draft.norm_before_fc and reads_norm(draft, "norm_before_fc", version):
-        found["model.input_norm.weight"] = (source * taps,)
+        found["model.input_norm"] = (source * states,)
     if draft.fc_norm and reads_norm(draft, "fc_norm", version):
-        found |= {f"model.fc_norm.{i}.weight": (source,) for i in range(min(taps, 64))}
+        found |= {f"model.fc_norm.{i}": (source,) for i in range(min(states, 64))}
     if not draft.tied:
-        found["lm_head.weight"] = (draft.draft_vocab or 0, h)
+        found["lm_head"] = (draft.draft_vocab or 0, h)
+    mlp = {"gate_proj": (inner, h), "up_proj": (inner, h), "down_proj": (h, inner)}
     for i in range(min(draft.layers, 64)):
         layer = "model.midlayer" if draft.mla or version == "0.5.9" else f"model.layers.{i}"
-        attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-        for norm in ("input_layernorm", "post_attention_layernorm", "hidden_norm"):
-            found[f"{layer}.{norm}.weight"] = (h,)
-        found |= {
-            f"{mlp}.gate_proj.weight": (width, h),
-            f"{mlp}.up_proj.weight": (width, h),
-            f"{mlp}.down_proj.weight": (h, width),
-        }
-        found |= _mla(draft, attn) if draft.mla else _attention(draft, attn, 2 * h if i == 0 else h)
-    return found
+        attention = _mla(draft) if draft.mla else _attention(draft, 2 * h if i == 0 else h)
+        found |= {f"{layer}.{norm}": (h,) for norm in ("input_layernorm", "post_attention_layernorm", "hidden_norm")}
+        found |= {f"{layer}.mlp.{name}": shape for name, shape in mlp.items()}
+        found |= {f"{layer}.self_attn.{name}": shape for name, shape in attention.items()}
+    return {name if name.endswith(".bias") else f"{name}.weight": shape for name, shape in found.items()}
 
 
-def _attention(draft: DraftConfig, attn: str, width: int) -> dict[str, Shape]:
+def _attention(draft: DraftConfig, width: int) -> dict[str, Shape]:
     h, dim = draft.hidden_size or 0, draft.head_dim or 0
     q, kv = (draft.heads or 0) * dim, (draft.kv_heads or 0) * dim
-    found = {
-        f"{attn}.q_proj.weight": (q, width),
-        f"{attn}.k_proj.weight": (kv, width),
-        f"{attn}.v_proj.weight": (kv, width),
-        f"{attn}.o_proj.weight": (h, q),
-    }
-    return found | ({f"{attn}.o_proj.bias": (h,)} if draft.attention_bias or draft.bias else {})
+    found: dict[str, Shape] = {"q_proj": (q, width), "k_proj": (kv, width), "v_proj": (kv, width), "o_proj": (h, q)}
+    return found | ({"o_proj.bias": (h,)} if draft.attention_bias or draft.bias else {})
 
 
-def _mla(draft: DraftConfig, attn: str) -> dict[str, Shape]:
+def _mla(draft: DraftConfig) -> dict[str, Shape]:
     h, heads, g = draft.hidden_size or 0, draft.heads or 0, draft.latent or LatentShape(0, 0, 0, 0, 0, True)
     q_out = heads * (g.nope + g.rope)
-    if g.q_rank is None:  # SGLang refuses to start; the weights are not at fault
-        found = {f"{attn}.q_proj.weight": (q_out, 2 * h)}
-    else:
-        found = {
-            f"{attn}.q_a_proj.weight": (g.q_rank, 2 * h),
-            f"{attn}.q_a_layernorm.weight": (g.q_rank,),
-            f"{attn}.q_b_proj.weight": (q_out, g.q_rank),
-        }
-    return found | {
-        f"{attn}.kv_a_proj_with_mqa.weight": (g.kv_rank + g.rope, 2 * h),
-        f"{attn}.kv_a_layernorm.weight": (g.kv_rank,),
-        f"{attn}.kv_b_proj.weight": (heads * (g.nope + g.value), g.kv_rank),
-        f"{attn}.o_proj.weight": (h, heads * g.value),
+    q: dict[str, Shape] = {"q_proj": (q_out, 2 * h)}  # SGLang refuses to start; the weights are not at fault
+    if g.q_rank is not None:
+        q = {"q_a_proj": (g.q_rank, 2 * h), "q_a_layernorm": (g.q_rank,), "q_b_proj": (q_out, g.q_rank)}
+    return q | {
+        "kv_a_proj_with_mqa": (g.kv_rank + g.rope, 2 * h),
+        "kv_a_layernorm": (g.kv_rank,),
+        "kv_b_proj": (heads * (g.nope + g.value), g.kv_rank),
+        "o_proj": (h, heads * g.value),
     }
 
 
@@ -143,50 +123,42 @@ def engine_name(name: str, known: Mapping[str, Shape], draft: DraftConfig, versi
         if "d2t" in name or "t2d" in name:
             return "d2t" if "d2t" in name else "t2d"
         tries = [name, f"model.{name}"]
-    return next((t for t in tries if t in known or any(part in known for part in _split(t))), None)
+    return next((t for t in tries if all(part in known for part in _unfused(t))), None)
 
 
-def _split(name: str) -> list[str]:
-    """The unfused names of a fused one."""
-    return [
-        name.replace(f".{fused}.", f".{part}.")
-        for fused, parts in _FUSED.items()
-        if f".{fused}." in name
-        for part in parts
-    ]
+def _unfused(name: str) -> list[str]:
+    """The names of the parameters that a fused one holds; of any other, its own."""
+    fused = next((fused for fused in _FUSED if f".{fused}." in name), None)
+    return [name] if fused is None else [name.replace(f".{fused}.", f".{part}.") for part in _FUSED[fused]]
 
 
 def load(draft: DraftConfig, checkpoint: Checkpoint, version: str) -> Loading:
-    """VerifySteps the file's tensors as the engine's loader does."""
+    """Take the file's tensors one by one, as the engine's loader does."""
     known = parameters(draft, version)
     read: dict[str, str] = {}
     unread, misshapen = [], []
-    maps: dict[str, str] = {}
     for name, info in checkpoint.tensors.items():
         where = engine_name(name, known, draft, version)
-        if where is None and draft.quantization and (module := _module(name, known, draft, version)):
-            read[module] = name  # packed weights and their scales: shapes are the method's own
-        elif where is None:
+        if where is None and draft.quantization:  # packed weights and their scales: shapes are the method's own
+            where = _quantized_weight(name, known, draft, version)
+        if where is None:
             unread.append(name)
-        elif where in ("d2t", "t2d"):
-            maps[where] = name
-        else:
-            parts = [where] if where in known else _split(where)
-            shape = known[parts[0]] if len(parts) == 1 else (sum(known[p][0] for p in parts), *known[parts[0]][1:])
-            read |= dict.fromkeys(parts, name)
-            if info.shape != shape and not draft.quantization:
+            continue
+        parts = _unfused(where)
+        read |= dict.fromkeys(parts, name)
+        if where not in ("d2t", "t2d") and not draft.quantization:
+            shape = (sum(known[part][0] for part in parts), *known[parts[0]][1:])
+            if info.shape != shape:
                 misshapen.append((name, info.shape, shape))
     spared = {"model.embed_tokens.weight"} if draft.shares_embedding else set()
     if draft.draft_vocab_size is None:
         spared.add("lm_head.weight")  # the target's head is taken
-    missing = tuple(p for p in known if p not in read and p not in spared)
-    return Loading(read, tuple(unread), missing, tuple(misshapen), maps.get("d2t"), maps.get("t2d"))
+    missing = tuple(name for name in known if name not in read and name not in spared)
+    return Loading(tuple(unread), missing, tuple(misshapen), read.get("d2t"), read.get("t2d"))
 
 
-def _module(name: str, known: Mapping[str, Shape], draft: DraftConfig, version: str) -> str | None:
-    """The weight of the quantised module that a packed tensor or scale belongs to; ``fc`` is never one."""
+def _quantized_weight(name: str, known: Mapping[str, Shape], draft: DraftConfig, version: str) -> str | None:
+    """The weight that a packed tensor or scale belongs to; ``fc`` is never quantized."""
     plain = _PACKED.sub(".weight", name)
     where = engine_name(plain, known, draft, version) if plain != name else None
-    if where is None or where == "model.fc.weight" and not draft.mla:
-        return None
-    return where if where in known else _split(where)[0]
+    return None if where == "model.fc.weight" and not draft.mla else where

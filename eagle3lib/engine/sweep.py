@@ -34,10 +34,10 @@ def run_sweep(
     timeout: float = 600.0,
     watch: Callable[[Point], None] = lambda point: None,
 ) -> list[Point]:
-    """Serve each setting, ask at each load, and append every finished point to ``path`` (JSONL) at once.
+    """Serve each setting, send the prompts at each load, and append every finished point to ``path`` (JSONL) at once.
 
-    A setting whose server does not start is ``refused`` at every load, one that breaks while it is asked is
-    ``failed``; the sweep goes on.
+    A setting whose server does not start is ``refused`` at every load, one that breaks while it serves is
+    ``failed``; the other settings are still measured.
 
     Args:
         launch: flags and environment that all settings share; its speculative settings are replaced.
@@ -45,30 +45,38 @@ def run_sweep(
         watch: called with each finished point.
 
     Raises:
-        InputError: neither ``launch`` nor ``model_path`` says what to serve.
+        InputError: neither ``launch`` nor ``model_path`` gives what to serve.
     """
     if not model_path and not launch.flags.keys() & {"model_path", "config"}:
         cure = "give target, or a launch line with --model-path; finished points need no server."
         raise InputError("target", "none, nor one in launch", "a model to serve", cure)
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     points = []
+
+    def finish(point: Point) -> None:
+        points.append(point)
+        with path.open("a") as file:
+            file.write(json.dumps(asdict(point)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        watch(point)
+
     for setting in grid:
         draft = None if tuple(setting) == OFF else draft_path
-        log_path = path.with_name(f"{path.stem}-{'-'.join(map(str, setting))}.log")
-        left = list(concurrency)
+        own, log_path = (
+            setting_launch(launch, setting),
+            path.with_name(f"{path.stem}-{'-'.join(map(str, setting))}.log"),
+        )
         try:
-            with Server.start(
-                setting_launch(launch, setting), model_path, draft, log_path=log_path, timeout=timeout
-            ) as server:
+            with Server.start(own, model_path, draft, log_path=log_path, timeout=timeout) as server:
                 note = _served_otherwise(server, setting)
-                while left:
-                    for point in _measure(server, setting, left[0], prompts, repeats, max_new_tokens, note):
-                        points.append(_append(point, path, watch))
-                    left.pop(0)
+                for load in concurrency:
+                    for point in _measure(server, setting, load, prompts, repeats, max_new_tokens, note):
+                        finish(point)
         except InputError as error:
-            for load in left:
-                point = Point(*setting, concurrency=load, status="refused", reason=str(error))
-                points.append(_append(point, path, watch))
+            for load in concurrency:
+                finish(Point(*setting, concurrency=load, status="refused", reason=str(error)))
     return points
 
 
@@ -87,23 +95,19 @@ def _measure(
     client: Client, setting: Setting, load: int, prompts: Sequence[Prompt], repeats: int, max_new_tokens: int, note: str
 ) -> Iterator[Point]:
     try:
-        client.ask(prompts[:load], concurrency=load, max_new_tokens=8)  # warm-up
+        client.generate(prompts[:load], concurrency=load, max_new_tokens=8)  # warm-up
         for repeat in range(repeats):
             client.flush()
             started = time.perf_counter()
-            responses = client.ask(prompts, concurrency=load, max_new_tokens=max_new_tokens, flush=False, stream=False)
+            responses = client.generate(
+                prompts, concurrency=load, max_new_tokens=max_new_tokens, flush=False, stream=False
+            )
             seconds = time.perf_counter() - started
             tokens = sum(len(response.output_ids) for response in responses)
             histograms = [response.histogram for response in responses if response.histogram]
-            length = from_histograms("served", "engine", "", histograms).accept_length if histograms else None
-            yield Point(
-                *setting,
-                concurrency=load,
-                tokens_per_second=tokens / seconds,
-                accept_length=None if length is None else length.value,
-                repeat=repeat,
-                reason=note,
-            )
+            length = from_histograms("served", "engine", "", histograms).accept_length.value if histograms else None
+            rates = {"tokens_per_second": tokens / seconds, "accept_length": length}
+            yield Point(*setting, concurrency=load, repeat=repeat, reason=note, **rates)
     except InputError as error:
         yield Point(*setting, concurrency=load, status="failed", reason=str(error))
 
@@ -113,13 +117,3 @@ def _served_otherwise(client: Client, setting: Setting) -> str:
     info = client.server_info()
     served = tuple(info.get(name) or 0 for name in SETTING)
     return "" if served == tuple(setting) else f"served as {'/'.join(map(str, served))}"
-
-
-def _append(point: Point, path: Path, watch: Callable[[Point], None]) -> Point:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(point)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    watch(point)
-    return point

@@ -16,7 +16,7 @@ from eagle3lib.findings.inspection import Inspection
 from eagle3lib.findings.offline import Pair, Watch
 from eagle3lib.findings.wiring_rules import accuracy_findings, coverage_findings
 from eagle3lib.maths.draft import Chains
-from eagle3lib.maths.vocabulary import target_ids
+from eagle3lib.maths.draft_weights import target_ids
 from eagle3lib.measuring.acceptance import Acceptance, from_predictions, from_setting
 from eagle3lib.measuring.accuracy import Evaluation, Request, coverage, evaluate
 from eagle3lib.measuring.expected import Rule, expected

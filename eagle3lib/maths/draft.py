@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.draft_weights import Draft, Layer, Linear
+from eagle3lib.maths.draft_weights import Draft, Layer, Linear, embed, head_weight, require, target_ids
 from eagle3lib.maths.kernels import (
     apply_rotary_pos_emb,
     chain_attention,
@@ -30,18 +31,14 @@ from eagle3lib.maths.kernels import (
     rotary_tables,
 )
 from eagle3lib.maths.mla import yarn_rope_scaling
-from eagle3lib.maths.vocabulary import embed, have, head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
 #: Called with the name and the value of each stage of the forward pass, as it is computed.
 OnStage = Callable[[str, Tensor], None]
 
-#: Attention over the keys that each row sees: ``q, k, v`` to the heads' outputs.
+#: Attention over the keys that each row sees: rotated ``q [S, heads, D]``, ``k`` and ``v [rows, kv_heads, D]``, to
+#: ``[S, heads, D]``.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def _ignore(name: str, value: Tensor) -> None:
-    """The default: stages are not looked at."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +73,13 @@ class Chains:
 
 
 @torch.inference_mode()
-def forward(
-    draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths: int, first: int = 0,
-    attention: Callable[..., Tensor] = chain_attention,
-) -> Chains:  # fmt: skip
+def forward(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, depths: int, first: int = 0) -> Chains:
     """Draft ``depths`` tokens from every start of one sample.
 
     Args:
         states: ``[T, K, H_t]``, the aux states at ``wiring.boundaries``, in their order.
         tokens: ``[T]`` token ids.
-        first: the first start that is asked for; earlier rows serve as context only.
+        first: the first start to draft from; earlier rows serve as context only.
 
     Raises:
         InputError: shapes do not fit, or the wiring asks for weights that the draft does not have.
@@ -93,7 +87,7 @@ def forward(
     weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
     hidden = combine(draft, wiring, states)
     proposed, margins = [], []
-    for state in depth_states(draft, wiring, hidden, tokens, depths, first, attention):
+    for state in depth_states(draft, wiring, hidden, tokens, depths, first):
         best, margin = lm_head_argmax(before_head(draft, wiring, state), weight)
         proposed.append(best if ids is None else ids[best])
         margins.append(margin)
@@ -101,7 +95,7 @@ def forward(
     return Chains(torch.stack(proposed).cpu(), starts, torch.stack(margins).cpu())
 
 
-def combine(draft: Draft, wiring: Wiring, states: Tensor, on_stage: OnStage = _ignore) -> Tensor:
+def combine(draft: Draft, wiring: Wiring, states: Tensor, on_stage: OnStage = lambda name, value: None) -> Tensor:
     """The captured states as one hidden state a row: ``[T, K, H_t]`` to ``[T, H]``."""
     count = draft.num_aux_hidden_states
     if states.dim() != 3 or states.shape[1] != count or len(wiring.boundaries) != count:
@@ -112,11 +106,11 @@ def combine(draft: Draft, wiring: Wiring, states: Tensor, on_stage: OnStage = _i
     x = states.to(draft.norm.device, draft.norm.dtype)  # [T, K, H_t]
     on_stage("captured states", x.flatten(1))
     if wiring.fc_norm:
-        norms = have(draft.fc_norms, "fc_norm", "fc_norm.*.weight")
+        norms = require(draft.fc_norms, "fc_norm", "fc_norm.*.weight")
         x = torch.stack([rms_norm(x[:, k], norm, draft.eps) for k, norm in enumerate(norms)], 1)
     x = x.flatten(1)  # [T, K * H_t]
     if wiring.norm_before_fc:
-        x = rms_norm(x, have(draft.input_norm, "norm_before_fc", "input_norm.weight"), draft.eps)
+        x = rms_norm(x, require(draft.input_norm, "norm_before_fc", "input_norm.weight"), draft.eps)
     x = draft.fc(x)  # [T, H]
     on_stage("fc", x)
     return x
@@ -133,19 +127,17 @@ class KVCache:
         self.keys.append(k)
         self.values.append(v)
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, first: int, window: int | None) -> Tensor:
+        """Attention of this depth's queries, of rows ``first`` and on, after its keys and values are added."""
+        self.append(k, v)
+        return chain_attention(q, self.keys, self.values, first, window)
+
 
 @torch.inference_mode()
 def depth_states(
-    draft: Draft,
-    wiring: Wiring,
-    hidden: Tensor,
-    tokens: Tensor,
-    depths: int,
-    first: int = 0,
-    attention: Callable[..., Tensor] = chain_attention,
-    on_stage: OnStage = _ignore,
-    kv_caches: list[KVCache] | None = None,
-) -> Iterator[Tensor]:
+    draft: Draft, wiring: Wiring, hidden: Tensor, tokens: Tensor, depths: int, first: int = 0,
+    on_stage: OnStage = lambda name, value: None, kv_caches: list[KVCache] | None = None,
+) -> Iterator[Tensor]:  # fmt: skip
     """The draft's state ``[S, H]``, before the final norm, at depths 1 to ``depths``.
 
     ``hidden [T, H]`` is ``combine``'s. Rows ``first .. T - 2`` are given, less those that a negative
@@ -168,11 +160,7 @@ def depth_states(
         cos_sin = (cos[start + depth - 1 : rows + depth - 1], sin[start + depth - 1 : rows + depth - 1])
         for i, cache in enumerate(kv_caches):
             skip = first - start if i == len(kv_caches) - 1 else 0  # rows of which only the keys are needed
-
-            def attend(q: Tensor, k: Tensor, v: Tensor, cache: KVCache = cache, row: int = start + skip) -> Tensor:
-                cache.append(k, v)
-                return attention(q, cache.keys, cache.values, row, wiring.window)
-
+            attend = partial(cache.attend, first=start + skip, window=wiring.window)
             hidden = decoder_layer(draft, wiring, i, embeds, hidden, cos_sin, attend, skip, on_stage)  # [S, H]
         start = first
         yield hidden
@@ -187,27 +175,23 @@ def rows_of(tokens: Tensor, wiring: Wiring) -> int:
 
 def rotary(draft: Draft, wiring: Wiring, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines ``[P, D]`` at these positions; ``D`` is how much of a head is rotated."""
-    latent, width, scaling = draft.layers[0].latent, draft.head_dim, wiring.rope_scaling
-    if latent is not None:
-        width, scaling = latent.shape.rope, yarn_rope_scaling(scaling)
+    mla, width, scaling = draft.layers[0].mla, draft.head_dim, wiring.rope_scaling
+    if mla is not None:
+        width, scaling = mla.shape.rope, yarn_rope_scaling(scaling)
     return rotary_tables(wiring.rope_theta, scaling, width, positions, draft.max_positions)
 
 
 def decoder_layer(
     draft: Draft, wiring: Wiring, i: int, embeds: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor],
-    attend: Attend, skip: int = 0, on_stage: OnStage = _ignore,
+    attend: Attend, skip: int = 0, on_stage: OnStage = lambda name, value: None,
 ) -> Tensor:  # fmt: skip
-    """Layer ``i``: ``[rows, H]`` to ``[rows - skip, H]``; of the first ``skip`` rows only keys and values are needed.
-
-    ``attend`` is the attention over the keys that each row sees: rotated ``q [S, heads, D]``, ``k`` and ``v``, each
-    ``[rows, kv_heads, D]``, to ``[S, heads, D]``.
-    """
+    """Layer ``i``: ``[rows, H]`` to ``[rows - skip, H]``; the first ``skip`` rows give keys and values only."""
     layer = draft.layers[i]
     inputs, residual = _layer_input(draft, wiring, layer, embeds if i == 0 else None, hidden, on_stage)
-    seen = attend(*_qkv(draft, wiring, layer, inputs, skip, cos_sin, on_stage))
-    seen = seen[..., : layer.value_dim].flatten(1)  # [S, heads * value_dim]
-    on_stage("attention", seen)
-    hidden = residual[skip:] + layer.o_proj(seen)  # [S, H]
+    heads = attend(*_qkv(draft, wiring, layer, inputs, skip, cos_sin, on_stage))  # [S, heads, D]
+    attention = heads[..., : layer.value_dim].flatten(1)  # [S, heads * value_dim]
+    on_stage("attention", attention)
+    hidden = residual[skip:] + layer.o_proj(attention)  # [S, H]
     on_stage("residual", hidden)
     inner = rms_norm(hidden, layer.post_attention_layernorm, draft.eps)
     hidden = hidden + gated_mlp(inner, layer.gate_proj, layer.up_proj, layer.down_proj)
@@ -225,9 +209,9 @@ def _layer_input(
     """
     if embeds is None:
         norm = layer.hidden_norm if wiring.later_norm == "hidden_norm" else layer.input_layernorm
-        return rms_norm(hidden, have(norm, "later_norm", wiring.later_norm), draft.eps), hidden
-    e = rms_norm(embeds, have(layer.input_layernorm, "the first layer", "input_layernorm.weight"), draft.eps)
-    g = rms_norm(hidden, have(layer.hidden_norm, "the first layer", "hidden_norm.weight"), draft.eps)
+        return rms_norm(hidden, require(norm, "later_norm", wiring.later_norm), draft.eps), hidden
+    e = rms_norm(embeds, require(layer.input_layernorm, "the first layer", "input_layernorm.weight"), draft.eps)
+    g = rms_norm(hidden, require(layer.hidden_norm, "the first layer", "hidden_norm.weight"), draft.eps)
     on_stage("input_layernorm", e)
     on_stage("hidden_norm", g)
     x = torch.cat([e, g], dim=-1)  # [rows, 2H]
@@ -239,20 +223,20 @@ def _qkv(
     draft: Draft, wiring: Wiring, layer: Layer, x: Tensor, skip: int, cos_sin: tuple[Tensor, Tensor], on_stage: OnStage
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries of the rows after ``skip`` ``[S, heads, D]``, rotated keys and values of all rows."""
-    if layer.latent is not None:
-        q, k, v = layer.latent.qkv(x, skip, cos_sin, draft.eps, wiring.rope_scaling)
+    if layer.mla is not None:
+        q, k, v = layer.mla.qkv(x, skip, cos_sin, draft.eps, wiring.rope_scaling)
         for name, value in (("latent q", q), ("latent k", k), ("latent v", v)):
             on_stage(name, value.flatten(1))
         return q, k, v
 
     def project(linear: Linear, x: Tensor) -> Tensor:
-        bias = have(linear.bias, "attention_bias", "q, k and v biases") if wiring.attention_bias else None
+        bias = require(linear.bias, "attention_bias", "q, k and v biases") if wiring.attention_bias else None
         return F.linear(x, linear.weight, bias).unflatten(-1, (-1, draft.head_dim))
 
     q, k, v = project(layer.q_proj, x[skip:]), project(layer.k_proj, x), project(layer.v_proj, x)
     if wiring.qk_norm:
-        q = rms_norm(q, have(layer.q_norm, "qk_norm", "q_norm.weight"), draft.eps)
-        k = rms_norm(k, have(layer.k_norm, "qk_norm", "k_norm.weight"), draft.eps)
+        q = rms_norm(q, require(layer.q_norm, "qk_norm", "q_norm.weight"), draft.eps)
+        k = rms_norm(k, require(layer.k_norm, "qk_norm", "k_norm.weight"), draft.eps)
     for name, value in (("q", q), ("k", k), ("v", v)):
         on_stage(name, value.flatten(1))
     cos, sin = cos_sin
@@ -260,11 +244,12 @@ def _qkv(
 
 
 def before_head(draft: Draft, wiring: Wiring, state: Tensor) -> Tensor:
+    """What the head reads: the state ``[..., H]``, after the final norm where the wiring has it."""
     return rms_norm(state, draft.norm, draft.eps) if wiring.norm_before_head else state
 
 
 def _shifted(hidden: Tensor, shift: int) -> Tensor:
-    """Row t becomes row ``t - shift``; rows that get no state are zero."""
+    """Row t gets the state of row ``t - shift``; rows before the first state are zero."""
     if shift > 0:
         return F.pad(hidden, (0, 0, shift, 0))[: len(hidden)]
     return hidden[-shift:]

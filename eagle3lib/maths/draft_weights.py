@@ -1,10 +1,13 @@
-"""The weights of a draft, under the names of transformers, whatever the checkpoint calls them."""
+"""The weights of a draft, under the names of transformers, whatever the checkpoint calls them.
+
+Which embedding, head and vocabulary map are read is for the wiring to say: ``embed``, ``head_weight``, ``target_ids``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +15,8 @@ from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.device import resolve_device
-from eagle3lib.maths.mla import Latent
+from eagle3lib.maths.mla import MLA
+from eagle3lib.maths.wiring import Wiring
 from eagle3lib.reading.checkpoint import Checkpoint
 from eagle3lib.reading.draft_config import DraftConfig
 from eagle3lib.reading.latent import LatentShape
@@ -24,6 +28,8 @@ ALIASES = {
     "aux_norm_mid": "fc_norm.1",
     "aux_norm_high": "fc_norm.2",
 }
+
+Weight = TypeVar("Weight")
 
 
 @dataclass(frozen=True)
@@ -40,27 +46,27 @@ class Linear:
 class Layer:
     """One decoder layer. q, k and v of the first layer read ``2H``, all else reads ``H``.
 
-    An MLA layer has ``latent`` in the place of q, k and v.
+    An MLA layer has ``mla`` in the place of q, k and v.
     """
 
-    o_proj: Linear
-    gate_proj: Tensor
-    up_proj: Tensor
-    down_proj: Tensor
-    post_attention_layernorm: Tensor
-    input_layernorm: Tensor | None
-    hidden_norm: Tensor | None
-    q_proj: Linear | None = None
-    k_proj: Linear | None = None
+    o_proj: Linear  # [H, heads * value_dim]
+    gate_proj: Tensor  # [I, H]
+    up_proj: Tensor  # [I, H]
+    down_proj: Tensor  # [H, I]
+    post_attention_layernorm: Tensor  # [H]
+    input_layernorm: Tensor | None  # [H], of the embedding in the first layer
+    hidden_norm: Tensor | None  # [H], of the hidden state
+    q_proj: Linear | None = None  # [heads * D, 2H or H]
+    k_proj: Linear | None = None  # [kv_heads * D, 2H or H]
     v_proj: Linear | None = None
-    q_norm: Tensor | None = None
+    q_norm: Tensor | None = None  # [D]
     k_norm: Tensor | None = None
-    latent: Latent | None = None
+    mla: MLA | None = None
 
     @property
     def value_dim(self) -> int | None:
         """How much of a head's output the output projection reads; ``None``: all of it."""
-        return None if self.latent is None else self.latent.shape.value
+        return None if self.mla is None else self.mla.shape.value
 
 
 @dataclass(frozen=True)
@@ -94,13 +100,9 @@ class Draft:
 
     @classmethod
     def load(
-        cls,
-        folder: str | Path,
-        target_embedding: Tensor | None,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        target_head: Tensor | None = None,
-    ) -> Draft:
+        cls, folder: str | Path, target_embedding: Tensor | None, dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu", target_head: Tensor | None = None,
+    ) -> Draft:  # fmt: skip
         """The draft in ``folder``, in any dialect of names and config.
 
         ``target_embedding`` and ``target_head``, ``[V_t, H_t]``, are what engines give the draft instead of its
@@ -121,12 +123,10 @@ class Draft:
                 "the draft's geometry", "MLA needs kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim",
             )  # fmt: skip
         fc = tensors.linear("fc", width, None)
-        target_width = width if target_embedding is None else target_embedding.shape[1]
-        target_width = config.target_hidden_size or target_width
+        target_width = config.target_hidden_size or (width if target_embedding is None else target_embedding.shape[1])
         aux_states, rest = divmod(fc.weight.shape[1], target_width)
         if rest or not aux_states:
-            found = list(fc.weight.shape)
-            raise InputError(f"{where}: fc.weight", found, f"a multiple of {target_width} columns")
+            raise InputError(f"{where}: fc.weight", list(fc.weight.shape), f"a multiple of {target_width} columns")
         if config.draft_vocab_size is not None:
             target_head = None
         return cls(
@@ -145,6 +145,58 @@ class Draft:
             max_positions=config.max_positions or 2048,
             target_head=None if target_head is None else target_head.to(device),
         )
+
+
+def head_weight(draft: Draft, wiring: Wiring) -> Tensor:
+    """``[V_d, H]``: the draft's own head, the embedding's first rows where they are tied, or the target's."""
+    if wiring.head == "tied":
+        return embedding_table(draft, wiring)[: draft.draft_vocab]
+    if wiring.head == "target":
+        return _as_wide(require(draft.target_head, "head", "head of the target"), draft, "head")
+    return require(draft.lm_head, "the head", "lm_head.weight")
+
+
+def target_ids(draft: Draft, wiring: Wiring) -> Tensor | None:
+    """The target id of each draft id, ``[V_d]``; ``None`` where they are the same.
+
+    Raises:
+        InputError: the map has not one entry for each row of the head.
+    """
+    if draft.d2t is None:
+        return None
+    if len(draft.d2t) != (rows := len(head_weight(draft, wiring))):
+        cure = "export head and d2t from one checkpoint"
+        raise InputError("d2t", f"{len(draft.d2t)} entries", f"{rows}, one for each row of the head", cure)
+    if wiring.d2t == "absolute":
+        return draft.d2t
+    return draft.d2t + torch.arange(len(draft.d2t), device=draft.d2t.device)
+
+
+def embed(draft: Draft, wiring: Wiring, tokens: Tensor) -> Tensor:
+    """``[T, H]`` in the draft's dtype: rows are cast after they are taken, since the table may be of another."""
+    return F.embedding(tokens, embedding_table(draft, wiring)).to(draft.norm.dtype)
+
+
+def embedding_table(draft: Draft, wiring: Wiring) -> Tensor:
+    """``[V_t, H]``: the draft's own embedding or the target's."""
+    if wiring.embedding == "own":
+        return require(draft.own_embedding, "embedding", "embed_tokens.weight")
+    return _as_wide(require(draft.target_embedding, "embedding", "the target's embedding"), draft, "embedding")
+
+
+def _as_wide(table: Tensor, draft: Draft, what: str) -> Tensor:
+    """The target's tensor; a draft of another width cannot read it."""
+    if table.shape[1] != draft.width:
+        found, cure = f"the target's, {table.shape[1]} wide", "a draft of another width than its target reads its own"
+        raise InputError(what, found, f"{draft.width} wide, as the draft", cure)
+    return table
+
+
+def require(weight: Weight | None, switch: str, name: str) -> Weight:
+    """The weight that a switch of the wiring needs; raises ``InputError`` where the draft lacks it."""
+    if weight is None or (isinstance(weight, tuple) and not weight):
+        raise InputError(f"wiring {switch}", f"no {name} in the draft", f"{name}, which this switch needs")
+    return weight
 
 
 class _Tensors:
@@ -188,10 +240,9 @@ class _Tensors:
 
 def _layer(tensors: _Tensors, index: int, config: DraftConfig, latent: LatentShape | None) -> Layer:
     at, width = f"layers.{index}.", config.hidden_size
-    wide = 2 * width if index == 0 else width
-    load = _heads if latent is None else _latent
+    attention = _attention if latent is None else _mla
     return Layer(
-        **load(tensors, f"{at}self_attn.", wide, config),
+        **attention(tensors, f"{at}self_attn.", 2 * width if index == 0 else width, config),
         gate_proj=tensors.need(f"{at}mlp.gate_proj.weight", (None, width)),
         up_proj=tensors.need(f"{at}mlp.up_proj.weight", (None, width)),
         down_proj=tensors.need(f"{at}mlp.down_proj.weight", (width, None)),
@@ -201,38 +252,41 @@ def _layer(tensors: _Tensors, index: int, config: DraftConfig, latent: LatentSha
     )
 
 
-def _heads(tensors: _Tensors, at: str, wide: int, config: DraftConfig) -> dict[str, Any]:
+def _attention(tensors: _Tensors, at: str, width: int, config: DraftConfig) -> dict[str, Any]:
     q_out, kv_out = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return {
-        "q_proj": tensors.linear(f"{at}q_proj", q_out, wide),
-        "k_proj": tensors.linear(f"{at}k_proj", kv_out, wide),
-        "v_proj": tensors.linear(f"{at}v_proj", kv_out, wide),
+        "q_proj": tensors.linear(f"{at}q_proj", q_out, width),
+        "k_proj": tensors.linear(f"{at}k_proj", kv_out, width),
+        "v_proj": tensors.linear(f"{at}v_proj", kv_out, width),
         "o_proj": tensors.linear(f"{at}o_proj", config.hidden_size, q_out),
         "q_norm": tensors.get(f"{at}q_norm.weight", (None,)),
         "k_norm": tensors.get(f"{at}k_norm.weight", (None,)),
     }
 
 
-def _latent(tensors: _Tensors, at: str, wide: int, config: DraftConfig) -> dict[str, Any]:
-    """q_a_proj and kv_a_proj come apart or, as engines hold them, as one; SGLang has no biases here."""
+def _mla(tensors: _Tensors, at: str, width: int, config: DraftConfig) -> dict[str, Any]:
+    """q_a_proj and kv_a_proj_with_mqa come apart or, as engines hold them, as one; SGLang has no biases here."""
     g, heads = config.latent, config.heads
-    q_out, kv_out = heads * (g.nope + g.rope), g.kv_rank + g.rope
+    q_out, kv_a_out = heads * (g.nope + g.rope), g.kv_rank + g.rope
 
     def need(name: str, *shape: int) -> Tensor:
         return tensors.need(f"{at}{name}.weight", shape)
 
+    q: dict[str, Tensor | None]
     if g.q_rank is None:
-        q = (None, None, need("q_proj", q_out, wide))
-        kv_a_proj = need("kv_a_proj_with_mqa", kv_out, wide)
+        q = {"q_a_proj": None, "q_a_layernorm": None, "q_b_proj": need("q_proj", q_out, width)}
+        kv_a = need("kv_a_proj_with_mqa", kv_a_out, width)
     else:
-        fused = tensors.get(f"{at}fused_qkv_a_proj_with_mqa.weight", (g.q_rank + kv_out, wide))
+        fused = tensors.get(f"{at}fused_qkv_a_proj_with_mqa.weight", (g.q_rank + kv_a_out, width))
         if fused is None:
-            q_a_proj, kv_a_proj = need("q_a_proj", g.q_rank, wide), need("kv_a_proj_with_mqa", kv_out, wide)
+            q_a, kv_a = need("q_a_proj", g.q_rank, width), need("kv_a_proj_with_mqa", kv_a_out, width)
         else:
-            q_a_proj, kv_a_proj = fused.split([g.q_rank, kv_out])
-        q = (q_a_proj, need("q_a_layernorm", g.q_rank), need("q_b_proj", q_out, g.q_rank))
-    kv = (kv_a_proj, need("kv_a_layernorm", g.kv_rank), need("kv_b_proj", heads * (g.nope + g.value), g.kv_rank))
-    return {"o_proj": Linear(need("o_proj", config.hidden_size, heads * g.value)), "latent": Latent(*q, *kv, g)}
+            q_a, kv_a = fused.split([g.q_rank, kv_a_out])
+        q_norm, q_b = need("q_a_layernorm", g.q_rank), need("q_b_proj", q_out, g.q_rank)
+        q = {"q_a_proj": q_a, "q_a_layernorm": q_norm, "q_b_proj": q_b}
+    kv_norm, kv_b = need("kv_a_layernorm", g.kv_rank), need("kv_b_proj", heads * (g.nope + g.value), g.kv_rank)
+    mla = MLA(**q, kv_a_proj_with_mqa=kv_a, kv_a_layernorm=kv_norm, kv_b_proj=kv_b, shape=g)
+    return {"o_proj": Linear(need("o_proj", config.hidden_size, heads * g.value)), "mla": mla}
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -1,7 +1,6 @@
 """The few functions that a draft is made of, without checkpoints or wirings.
 
-Rows are token positions of one conversation; there is no batch axis. Attention comes twice, with one
-signature: ``plain_chain_attention`` is easy to check, ``chain_attention`` is fast.
+Rows are token positions of one conversation; there is no batch axis.
 """
 
 from __future__ import annotations
@@ -63,39 +62,21 @@ def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of ``x [S, heads, D]`` by ``cos, sin [S, D]``, halves paired as in Llama."""
     out = x * cos[:, None]
     (left, right), (low, high) = x.chunk(2, dim=-1), sin[:, None].chunk(2, dim=-1)
-    turned_left, turned_right = out.chunk(2, dim=-1)
-    turned_left.addcmul_(right, low, value=-1)
-    turned_right.addcmul_(left, high)
+    out_left, out_right = out.chunk(2, dim=-1)
+    out_left.addcmul_(right, low, value=-1)
+    out_right.addcmul_(left, high)
     return out.to(x.dtype)
-
-
-def plain_chain_attention(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], first: int, window: int | None = None
-) -> Tensor:
-    """Attention at depth ``len(keys)``, one query at a time.
-
-    ``q [S, heads, D]`` are the queries of rows ``first .. first + S - 1``. ``keys[0] [R, kv_heads, D]``
-    belong to depth 1 and form the causal prefix: row t sees rows ``0..t``, or the last ``window`` of them.
-    ``keys[1:]``, each ``[S, kv_heads, D]``, belong to depths 2 and later: a query sees of each only the key
-    of its own chain. Returns ``[S, heads, D]``.
-    """
-    group = q.shape[1] // keys[0].shape[1]  # query heads that share a key head
-    out = torch.empty_like(q)
-    for i in range(q.shape[0]):
-        row = first + i
-        oldest = 0 if window is None else max(0, row + 1 - window)
-        k = torch.cat([keys[0][oldest : row + 1], *(deeper[i : i + 1] for deeper in keys[1:])])
-        v = torch.cat([values[0][oldest : row + 1], *(deeper[i : i + 1] for deeper in values[1:])])
-        for head in range(q.shape[1]):
-            scores = k[:, head // group] @ q[i, head] * q.shape[2] ** -0.5
-            out[i, head] = torch.softmax(scores, dim=0) @ v[:, head // group]
-    return out
 
 
 def chain_attention(
     q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], first: int, window: int | None = None
 ) -> Tensor:
-    """What ``plain_chain_attention`` computes, with fused kernels and no mask over all keys.
+    """Attention at depth ``len(keys)``, with fused kernels and no mask over all keys: ``[S, heads, D]``.
+
+    ``q [S, heads, D]`` are the queries of rows ``first .. first + S - 1``. ``keys[0] [R, kv_heads, D]``
+    belong to depth 1 and form the causal prefix: row t sees rows ``0..t``, or the last ``window`` of them.
+    ``keys[1:]``, each ``[S, kv_heads, D]``, belong to depths 2 and later: a query sees of each only the key
+    of its own chain.
 
     The prefix is attended to by a fused kernel that also gives the log of its softmax's denominator. Any
     other part of the same softmax can then be merged in: the chain's own keys are a small dense part.
@@ -137,7 +118,7 @@ def merge_attention_states(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, first: int, window: int) -> tuple[Tensor, Tensor]:
     """The causal prefix within a window, by blocks of queries: each mask is a block by its own keys."""
-    outs, logs = [], []
+    parts = []
     for start in range(0, len(q), 256):
         stop = min(start + 256, len(q))
         rows = torch.arange(first + start, first + stop, device=q.device)
@@ -146,9 +127,8 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, first: int, window: int) -> tuple
         distance = rows[:, None] - seen[None]
         bias = torch.zeros(distance.shape, dtype=q.dtype, device=q.device)
         bias.masked_fill_((distance < 0) | (distance >= window), float("-inf"))
-        out, log = _attend(q[start:stop], k[oldest : first + stop], v[oldest : first + stop], bias=bias)
-        outs.append(out)
-        logs.append(log)
+        parts.append(_attend(q[start:stop], k[oldest : first + stop], v[oldest : first + stop], bias=bias))
+    outs, logs = zip(*parts, strict=True)
     return torch.cat(outs), torch.cat(logs)
 
 

@@ -21,7 +21,7 @@ from eagle3lib.reading.latent import LatentShape
 
 
 @dataclass(frozen=True)
-class Latent:
+class MLA:
     """The projections of one layer; of a head's key ``shape.rope`` values are rotated, ``shape.nope`` are not.
 
     Without ``q_a_proj`` (``q_lora_rank`` null) ``q_b_proj`` reads the layer's input itself.
@@ -30,7 +30,7 @@ class Latent:
     q_a_proj: Tensor | None  # [q_rank, in]
     q_a_layernorm: Tensor | None  # [q_rank]
     q_b_proj: Tensor  # [heads * (nope + rope), q_rank]
-    kv_a_proj: Tensor  # [kv_rank + rope, in]
+    kv_a_proj_with_mqa: Tensor  # [kv_rank + rope, in]
     kv_a_layernorm: Tensor  # [kv_rank]
     kv_b_proj: Tensor  # [heads * (nope + value), kv_rank]
     shape: LatentShape
@@ -49,7 +49,7 @@ class Latent:
         if self.q_a_proj is not None:
             q = rms_norm(F.linear(q, self.q_a_proj), self.q_a_layernorm, eps)  # [S, q_rank]
         q = F.linear(q, self.q_b_proj).unflatten(-1, (-1, g.nope + g.rope))  # [S, heads, nope + rope]
-        latent, shared = F.linear(x, self.kv_a_proj).split([g.kv_rank, g.rope], dim=-1)
+        latent, shared = F.linear(x, self.kv_a_proj_with_mqa).split([g.kv_rank, g.rope], dim=-1)
         up = F.linear(rms_norm(latent, self.kv_a_layernorm, eps), self.kv_b_proj).unflatten(-1, (-1, g.nope + g.value))
         k, v = up.split([g.nope, g.value], dim=-1)  # [R, heads, nope], [R, heads, value]
         cos, sin = cos_sin

@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.device import resolve_device, resolve_dtype
@@ -86,7 +87,7 @@ class Target:
     def states(self, input_ids: Sequence[int] | Tensor, boundaries: Sequence[int] | None = None) -> Tensor:
         """The residual stream ``[T, K, H_t]``, on the CPU, at ``boundaries``, or at all ``0 .. n`` of them.
 
-        With a cache all boundaries are stored once, by the content of config, weights and tokens, and only the asked
+        With a cache all boundaries are stored once, under a hash of config, weights and tokens, and only the wanted
         ones are read again.
 
         Raises:
@@ -105,9 +106,8 @@ class Target:
             return torch.stack([states[k] for k in wanted], dim=1)
         path = self.cache / f"{_key(folder, ids, self.norm.dtype)}.safetensors"
         if not path.is_file():
-            states = _run(self.model(), ids)
             with replacing(path) as partial:
-                save_file({str(k): state for k, state in enumerate(states)}, partial)
+                save_file({str(k): state for k, state in enumerate(_run(self.model(), ids))}, partial)
         with safe_open(path, framework="pt") as file:
             return torch.stack([file.get_tensor(str(k)) for k in wanted], dim=1)
 
@@ -125,14 +125,14 @@ class Target:
         outputs: list[list[int]] = [[] for _ in prompts]
         for start in range(0, len(order), BATCH):
             group = order[start : start + BATCH]
-            width = max(len(prompts[i]) for i in group)
-            ids = torch.tensor([[0] * (width - len(prompts[i])) + list(prompts[i]) for i in group])
-            mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in group])
+            rows = [torch.tensor(prompts[i], dtype=torch.long) for i in group]
+            ids = pad_sequence(rows, batch_first=True, padding_side="left")
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
             out = model.generate(
                 ids.to(model.device), attention_mask=mask.to(model.device), do_sample=False,
                 max_new_tokens=max_new_tokens, eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),
             )  # fmt: skip
-            for i, row in zip(group, out[:, width:].tolist(), strict=True):
+            for i, row in zip(group, out[:, ids.shape[1] :].tolist(), strict=True):
                 end = next((n + 1 for n, token in enumerate(row) if token in ends), len(row))
                 outputs[i] = row[:end]
         return outputs
@@ -218,11 +218,6 @@ def _stamp(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _key(folder: Path, ids: Tensor, dtype: torch.dtype) -> str:
-    """What the states depend on: config, weights (by headers, sizes and times), tokens and precision."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    checkpoint = Checkpoint.open(folder)
-    for info in sorted(checkpoint.tensors.values(), key=lambda info: info.name):
-        digest.update(f"{info.name} {info.shape} {info.dtype}".encode())
-    for part in (*_stamp(checkpoint), f"{dtype} {ids.tolist()}"):
-        digest.update(part.encode())
-    return digest.hexdigest()[:32]
+    """What the states depend on: config, weights (by sizes and times), tokens and precision."""
+    parts = ((folder / "config.json").read_bytes(), _stamp(Checkpoint.open(folder)), dtype, ids.tolist())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.maths.draft import Draft, before_head, combine, depth_states
+from eagle3lib.maths.draft import Draft, before_head, combine, depth_states, rows_of
+from eagle3lib.maths.draft_weights import head_weight, target_ids
 from eagle3lib.maths.kernels import lm_head_logits
-from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 
 #: What happens at each stage, by the name that the forward pass gives it.
-WORDS = {
+NOTES = {
     "captured states": "The target's aux states after this token, concatenated.",
     "fc": "One matrix makes one hidden state of all aux states; later depths feed back their own instead.",
     "embedding": "The embedding of the next token: the token that the draft already knows.",
@@ -44,7 +44,7 @@ class Stage:
     shape: tuple[int, ...]
     rms: float
     first: tuple[float, ...]
-    words: str
+    note: str
 
 
 def trace(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, position: int, depths: int = 2) -> list[Stage]:
@@ -57,33 +57,29 @@ def trace(draft: Draft, wiring: Wiring, states: Tensor, tokens: Tensor, position
         raise InputError("position", position, f"0 to {len(tokens) - 2}: the next token must be known")
     ahead = tokens[position + 2 :].tolist()  # what the depths are to propose
     tokens, states = tokens[: position + depths + 1], states[: position + depths + 1]
+    rows, depth = rows_of(tokens, wiring), 1
     stages: list[Stage] = []
-    depth = 1
 
     def on_stage(name: str, value: Tensor) -> None:
-        row = value[position] if len(value) > position else value[0]  # all rows, or those from ``position`` on
-        stages.append(_stage(depth, name, row))
+        row = value[position if len(value) >= rows else 0]  # all rows are there, or those from ``position`` on
+        row = row.flatten().float()
+        first = tuple(round(number, 4) for number in row[:4].tolist())
+        stages.append(Stage(depth, name, (len(row),), float(row.pow(2).mean().sqrt()), first, NOTES[name]))
 
-    hidden = combine(draft, wiring, states, on_stage)
     weight, ids = head_weight(draft, wiring), target_ids(draft, wiring)
-    for state in depth_states(draft, wiring, hidden, tokens, depths, position, on_stage=on_stage):
-        last = before_head(draft, wiring, state[0])
+    hidden = combine(draft, wiring, states, on_stage)
+    for state in depth_states(draft, wiring, hidden, tokens, depths, position, on_stage):
+        last = before_head(draft, wiring, state[:1])  # [1, H]
         if wiring.norm_before_head:
-            stages.append(_stage(depth, "norm", last))
-        logits = lm_head_logits(last[None], weight)[0]
-        stages.append(_stage(depth, "logits", logits))
+            on_stage("norm", last)
+        logits = lm_head_logits(last, weight)  # [1, V_d]
+        on_stage("logits", logits)
         best = int(logits.argmax())
         token = best if ids is None else int(ids[best])
-        words = f"The best word, draft id {best}, is the target's {token}."
+        note = f"The best word, draft id {best}, is the target's {token}."
         if depth <= len(ahead):
             truth = ahead[depth - 1]
-            words += " Right: it comes next." if truth == token else f" Wrong: {truth} comes next."
-        stages.append(Stage(depth, "proposed", (1,), float(token), (float(token),), words))
+            note += " Right: it comes next." if truth == token else f" Wrong: {truth} comes next."
+        stages.append(Stage(depth, "proposed", (1,), float(token), (float(token),), note))
         depth += 1
     return stages
-
-
-def _stage(depth: int, name: str, row: Tensor) -> Stage:
-    row = row.flatten().float()
-    first = tuple(round(value, 4) for value in row[:4].tolist())
-    return Stage(depth, name, (len(row),), float(row.pow(2).mean().sqrt()), first, WORDS[name])

@@ -41,7 +41,7 @@ class Wiring:
     later_norm: Literal["hidden_norm", "input_layernorm"] = "hidden_norm"
     #: ``offset``: target id = draft id + d2t[draft id]; ``absolute``: target id = d2t[draft id].
     d2t: Literal["offset", "absolute"] = "offset"
-    #: ``tied``: the first rows of the embedding stand in for the draft's own head; ``target``: the target's head does.
+    #: ``tied``: the first rows of the embedding serve as the draft's head; ``target``: the target's head does.
     head: Literal["own", "tied", "target"] = "own"
     #: Which embedding the draft reads: engines usually replace its own by the target's.
     embedding: Literal["target", "own"] = "target"

@@ -21,12 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.maths.draft import before_head, combine, depth_states
-from eagle3lib.maths.draft_weights import Draft
+from eagle3lib.maths.draft_weights import Draft, head_weight, target_ids
 from eagle3lib.maths.kernels import lm_head_logits
 from eagle3lib.maths.target import Target
-from eagle3lib.maths.tree_chances import node_chances
-from eagle3lib.maths.trees import Trees, build_tree
-from eagle3lib.maths.vocabulary import head_weight, target_ids
+from eagle3lib.maths.trees import Trees, build_tree, node_probabilities
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.prediction import verify_sample
 from eagle3lib.measuring.sample_states import SampleStates
@@ -48,7 +46,7 @@ def expected(
     states, first = sample_states.stack(wiring.boundaries), sample.prompt_tokens - 1
     if rule == "target-only":
         trees = build_tree(draft, wiring, states, sample.input_ids, setting, first)
-        at_least = target_only(trees, node_chances(target, sample.input_ids, trees, temperature), num_steps)
+        at_least = target_only(trees, node_probabilities(target, sample.input_ids, trees, temperature), num_steps)
         steps = verify_sample(sample, trees.starts, trees.runs)
         return tuple(_exactly(at_least)[list(steps.starts)].sum(0).tolist())
     last = target.states(sample.input_ids)[:, -1]
@@ -61,7 +59,7 @@ def expected(
 
 
 def target_only(trees: Trees, chances: Tensor, num_steps: int) -> Tensor:
-    """``[S, num_steps + 1]``: the chance to accept at least j drafts; ``chances [S, N]`` as ``node_chances`` gives."""
+    """``[S, num_steps + 1]``: the chance to accept at least j drafts; ``chances [S, N]`` of ``node_probabilities``."""
     reach = chances.clone()
     for node in range(reach.shape[1]):  # parents come before children
         parent = trees.parents[:, node]

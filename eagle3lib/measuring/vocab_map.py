@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from eagle3lib.maths.draft import Draft
-from eagle3lib.maths.vocabulary import head_weight, target_ids
+from eagle3lib.maths.draft_weights import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import Evaluation, Request
 from eagle3lib.measuring.rates import Rate, is_significant, paired_difference, rate

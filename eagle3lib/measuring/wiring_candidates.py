@@ -86,7 +86,7 @@ def switches(base: Wiring, draft: Draft, bases: Sequence[float] = ()) -> Iterato
     yield from norms(base, draft)
     yield from (base.replace(shift=shift) for shift in (-2, -1, 0, 1, 2) if shift != base.shift)
     flips = {"norm_output": True,
-             "attention_bias": first.latent is None and first.q_proj.bias is not None,
+             "attention_bias": first.mla is None and first.q_proj.bias is not None,
              "qk_norm": first.q_norm is not None}  # fmt: skip
     for name, possible in flips.items():
         if possible:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from eagle3lib.errors import InputError
 from eagle3lib.maths.draft import Draft, before_head, combine, depth_states, rows_of
+from eagle3lib.maths.draft_weights import head_weight, target_ids
 from eagle3lib.maths.kernels import rms_norm
-from eagle3lib.maths.vocabulary import head_weight, target_ids
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import Evaluation, Request, evaluate
 from eagle3lib.measuring.prediction import accept_counts

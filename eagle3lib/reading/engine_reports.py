@@ -92,7 +92,7 @@ class EngineReport:
     form: str
     requests: tuple[RequestReport, ...] = field(repr=False)
     flags: Mapping[str, Any] = field(default_factory=dict)  #: of the server, where this file or one beside it says
-    setting: Setting = Setting()  #: that it was served under, as far as it is known; see ``engine.setting``
+    setting: Setting = Setting()  #: that it was served under, as far as it is known; see ``engine.speculation``
     unreadable: str = ""  #: why nothing was read from a file among others that are reports
 
     @property

@@ -134,7 +134,7 @@ def trace(stages: Sequence[Stage]) -> HTML:
             "shape of a row": " x ".join(map(str, stage.shape)) or "one",
             "RMS": NOTHING if stage.name == "proposed" else stage.rms,
             "first values": ", ".join(f"{value:.{9 if stage.name == 'proposed' else 3}g}" for value in stage.first),
-            "what happens": stage.words,
+            "what happens": stage.note,
         }
         for stage in stages
     )

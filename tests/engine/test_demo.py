@@ -13,10 +13,10 @@ import yaml
 pytest.importorskip("sglang")
 pytest.importorskip("eagle3_sglang_cpu")
 
+from eagle3lib.engine.capture import capture_served
 from eagle3lib.engine.client import save_responses
 from eagle3lib.engine.server import Server
-from eagle3lib.engine.session import capture_served
-from eagle3lib.engine.setting import with_settings
+from eagle3lib.engine.speculation import with_settings
 from eagle3lib.engine.sweep import setting_launch
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.maths.draft import Draft
@@ -83,7 +83,7 @@ def test_trees_are_served_as_predicted(target: str, tmp_path: Path) -> None:
     launch = setting_launch(Launch.parse(PLAN["healthy"]["parameters"]["launch"]), (5, 8, 16))
     prompts = read_prompts(DEMO / "served_prompts.jsonl", target)[:2]
     with Server.start(launch, target, draft, log_path=tmp_path / "server.log") as server:
-        save_responses(server.ask(prompts, max_new_tokens=48), tmp_path / "served" / "responses.jsonl")
+        save_responses(server.generate(prompts, max_new_tokens=48), tmp_path / "served" / "responses.jsonl")
 
     tensors, wiring = (
         Target.open(target, cache=tmp_path / "states"),

@@ -33,14 +33,14 @@ class Norm(nn.Module):
 
 
 class Inner(nn.Module):
-    """A draft where ``slots`` are given, else a target."""
+    """A draft where ``aux_states`` are given, else a target."""
 
-    def __init__(self, slots: int, per_slot_norm: bool) -> None:
+    def __init__(self, aux_states: int, fc_norm: bool) -> None:
         super().__init__()
         self.layers, self.norm = nn.ModuleList([Layer()]), Norm()
-        if slots:
-            self.fc = nn.Linear(slots * HIDDEN, HIDDEN)
-        self.fc_norm = nn.ModuleList(nn.LayerNorm(HIDDEN) for _ in range(slots)) if per_slot_norm else None
+        if aux_states:
+            self.fc = nn.Linear(aux_states * HIDDEN, HIDDEN)
+        self.fc_norm = nn.ModuleList(nn.LayerNorm(HIDDEN) for _ in range(aux_states)) if fc_norm else None
 
     def forward(self, input_ids, positions, batch, aux):
         if aux.shape[-1] == HIDDEN:
@@ -52,9 +52,9 @@ class Inner(nn.Module):
         return self.norm(self.layers[0](hidden))
 
 
-def registered(folder, slots=0, per_slot_norm=False):
+def registered(folder, aux_states=0, fc_norm=False):
     outer = nn.Module()
-    outer.model = Inner(slots, per_slot_norm)
+    outer.model = Inner(aux_states, fc_norm)
     hook_manager.register_forward_hooks(outer, json.loads(specifications(folder, max_rows=9)))
     return outer.model
 
@@ -69,9 +69,9 @@ def response(prompt, output):
     return Response(0, tuple(range(100, 100 + prompt)), tuple(range(100 + prompt, 100 + prompt + output)), {}, 0.0)
 
 
-@pytest.mark.parametrize("per_slot_norm", [False, True])
-def test_the_draft_is_recorded_before_its_norms_and_the_target_not_at_all(tmp_path, per_slot_norm):
-    target, draft = registered(tmp_path), registered(tmp_path, 3, per_slot_norm)
+@pytest.mark.parametrize("fc_norm", [False, True])
+def test_the_draft_is_recorded_before_its_norms_and_the_target_not_at_all(tmp_path, fc_norm):
+    target, draft = registered(tmp_path), registered(tmp_path, 3, fc_norm)
     prefill, verified, again = (torch.randn(rows, 3 * HIDDEN) for rows in (3, 3, 2))
     forward(target, [0, 1, 2], torch.randn(3, HIDDEN))
     forward(draft, [0, 1, 2], prefill)
@@ -95,4 +95,4 @@ def test_a_capture_is_bounded_and_an_empty_one_is_said(tmp_path):
     for _ in range(5):
         forward(draft, [0, 1, 2], torch.randn(3, 3 * HIDDEN))
     assert len(list(tmp_path.glob("*.safetensors"))) == 3  # 9 rows
-    assert not list(tmp_path.glob("*.partial"))
+    assert len(list(tmp_path.iterdir())) == 3, "no file is left half written"

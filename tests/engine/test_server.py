@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from eagle3lib.engine.capture import capture_requests, passes_folder
+from eagle3lib.engine.capture import capture_requests
 from eagle3lib.engine.server import Server
 from eagle3lib.engine.sweep import run_sweep, setting_launch
 from eagle3lib.errors import InputError
@@ -63,8 +63,8 @@ def served(request, models, tmp_path_factory):
         capture_folder=out / "passes",
     ) as server:
         family = psutil.Process().children(recursive=True)
-        captured = capture_requests(server, passes_folder(server), PROMPTS, out / "capture", max_new_tokens=24)
-        together = server.ask(PROMPTS, concurrency=3, max_new_tokens=24)
+        captured = capture_requests(server, PROMPTS, out / "capture", max_new_tokens=24)
+        together = server.generate(PROMPTS, concurrency=3, max_new_tokens=24)
     return captured, together, read_capture(out / "capture"), family
 
 
