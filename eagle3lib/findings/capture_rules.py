@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, arange
 
 from eagle3lib.errors import InputError
-from eagle3lib.findings.boundaries import ids_remedy, layer_difference
 from eagle3lib.findings.catalogue import make_finding
+from eagle3lib.findings.edits import set_ids
 from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.inspection import Inspection
+from eagle3lib.findings.rules_layers import layer_difference
 from eagle3lib.maths.target import Target
 from eagle3lib.measuring.replay import StageDiff, replay
 from eagle3lib.measuring.streams import SHIFTS, Boundary, StreamMatch, rank_disagreement
@@ -58,24 +59,32 @@ def stream_findings(
 
     ``expected``: in the order of ``fc``'s slots; ``None`` where it is not known.
     """
-    found = [_unmatched(match) for match in matches if match.boundary is None]
+    return list(_stream_findings(matches, expected, inspection))
+
+
+def _stream_findings(
+    matches: Sequence[StreamMatch], expected: Sequence[Boundary] | None, inspection: Inspection
+) -> Iterator[Finding]:
+    for match in matches:
+        if match.boundary is None and match.scale != 1.0:
+            times = f"{1 / match.scale:.0f} times this stream is boundary {match.nearest}, the stream itself is none"
+            yield make_finding("aux.partial_sum", f"stream {match.stream}", times)
+        elif match.boundary is None:
+            nearest = f"boundary {match.nearest}: cosine {match.cosine:.4f}, relative error {match.relative_error:.3f}"
+            yield make_finding("capture.unmatched", f"stream {match.stream}", f"nearest is {nearest}")
     shifted = [match for match in matches if match.boundary is not None and match.shift]
     if shifted:
         rows = [f"stream {m.stream}: row t holds boundary {m.boundary} of position t{m.shift:+d}" for m in shifted]
-        found.append(make_finding("align.shift", "rows of fc's input", "; ".join(rows)))
+        yield make_finding("align.shift", "rows of fc's input", "; ".join(rows))
     if expected is None:
-        return found
-    remedy, edits = ids_remedy(expected, inspection)
+        return
     if len(matches) != len(expected):
         evidence = f"{len(matches)} states were captured, the draft was trained on {len(expected)}: {list(expected)}"
-        return [*found, make_finding("aux.count", "fc's input", evidence, remedy=remedy, edits=edits)]
-    kind = layer_difference([match.boundary for match in matches], list(expected), inspection.layers)
-    if kind == "aux.order":
-        remedy, edits = "", ()
-    if kind is not None:
+        yield make_finding("aux.count", "fc's input", evidence, **set_ids(expected, inspection))
+    elif kind := layer_difference([match.boundary for match in matches], expected, inspection.layers):
         evidence = "; ".join(_line(match, want) for match, want in zip(matches, expected, strict=True))
-        found.append(make_finding(kind, "fc's input", evidence, severity="error", remedy=remedy, edits=edits))
-    return found
+        cure = {} if kind == "aux.order" else set_ids(expected, inspection)
+        yield make_finding(kind, "fc's input", evidence, severity="error", **cure)
 
 
 def _line(match: StreamMatch, want: Boundary) -> str:
@@ -85,15 +94,6 @@ def _line(match: StreamMatch, want: Boundary) -> str:
         f"stream {match.stream} is boundary {match.boundary} (relative error {match.relative_error:.3f}, cosine "
         f"{match.cosine:.4f}; runner-up {match.runner_up} at {match.runner_up_cosine:.4f}), trained on {want}"
     )
-
-
-def _unmatched(match: StreamMatch) -> Finding:
-    subject = f"stream {match.stream}"
-    if match.scale != 1.0:
-        evidence = f"{1 / match.scale:.0f} times this stream is boundary {match.nearest}, the stream itself is none"
-        return make_finding("aux.partial_sum", subject, evidence)
-    nearest = f"nearest is boundary {match.nearest}: cosine {match.cosine:.4f}, "
-    return make_finding("capture.unmatched", subject, nearest + f"relative error {match.relative_error:.3f}")
 
 
 def capture_findings(captures: Sequence[Capture], hidden: int) -> list[Finding]:

@@ -13,6 +13,8 @@ from pydantic.dataclasses import dataclass
 
 from eagle3lib.findings.finding import Edit, Finding, Severity
 
+Role = Literal["cause", "limit", "symptom"]
+
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Entry:
@@ -21,7 +23,7 @@ class Entry:
     kind: str
     case: str
     title: str
-    role: Literal["cause", "limit", "symptom"]
+    role: Role
     severity: Severity
     meaning: str
     consequence: str
@@ -29,6 +31,7 @@ class Entry:
     remedy: str = ""
     rivals: bool = False
     refutable: bool = False
+    switches: tuple[str, ...] = ()
 
 
 @cache
@@ -48,24 +51,37 @@ def entry(kind: str, case: str = "") -> Entry | None:
     Raises:
         KeyError: the kind has no such case.
     """
-    name, suffix = ".".join(kind.split(".")[:2]), ".".join(kind.split(".")[2:])
-    entries = catalogue()
+    name, entries = kind_of(kind), catalogue()
     if case:
         return entries[name, case]
-    return entries.get((name, suffix)) or entries.get((name, ""))
+    return entries.get((name, kind[len(name) + 1 :])) or entries.get((name, ""))
+
+
+def kind_of(kind: str) -> str:
+    """Two dotted parts name a kind; a suffix after them is a case."""
+    return ".".join(kind.split(".")[:2])
+
+
+def kind_of_switch(switch: str) -> str:
+    """The kind that names a difference in one switch of ``maths.wiring.Wiring``."""
+    return next(known.kind for known in catalogue().values() if switch in known.switches)
+
+
+def role_of(kind: str) -> Role:
+    """``"cause"``, ``"limit"`` or ``"symptom"``; an unknown kind is taken for a cause."""
+    known = entry(kind)
+    return known.role if known else "cause"
+
+
+def is_symptom(kind: str) -> bool:
+    """It says that something is wrong, and not what."""
+    return role_of(kind) == "symptom"
 
 
 def make_finding(
-    kind: str,
-    subject: str,
-    evidence: str,
-    *,
-    case: str = "",
-    severity: Severity | None = None,
-    consequence: str = "",
-    remedy: str = "",
-    edits: Iterable[Edit] = (),
-) -> Finding:
+    kind: str, subject: str, evidence: str, *, case: str = "", severity: Severity | None = None,
+    consequence: str = "", remedy: str = "", edits: Iterable[Edit] = (),
+) -> Finding:  # fmt: skip
     """A finding of a kind in the catalogue, which fills in whatever is not given.
 
     Raises:
@@ -74,15 +90,8 @@ def make_finding(
     known = entry(kind, case)
     if known is None:
         raise KeyError(kind)
-    return Finding(
-        kind,
-        severity or known.severity,
-        subject,
-        evidence,
-        consequence or known.consequence,
-        remedy or known.remedy,
-        tuple(edits),
-    )
+    severity, consequence = severity or known.severity, consequence or known.consequence
+    return Finding(kind, severity, subject, evidence, consequence, remedy or known.remedy, tuple(edits))
 
 
 def catalogue_table() -> list[dict[str, str]]:

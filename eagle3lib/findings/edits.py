@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eagle3lib.engine.capture_ids import VERSIONS, ids_for
 from eagle3lib.engine.loading import NORM_PLACES
 from eagle3lib.findings.finding import Edit
 from eagle3lib.findings.inspection import Inspection
-from eagle3lib.reading.draft_config import DraftConfig
+from eagle3lib.measuring.streams import Boundary
+from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
 
 #: Fields of other programs that say nothing to SGLang once their content stands at the top level.
 _FOREIGN = (
@@ -33,6 +35,25 @@ def set_config(key: str, value: Any) -> dict[str, Any]:
 def drop_flag(flag: str) -> dict[str, Any]:
     """Remedy and edit that take one flag off the launch line."""
     return {"remedy": f"Drop {flag}.", "edits": [Edit("launch", flag, None)]}
+
+
+def set_ids(boundaries: Sequence[Boundary] | None, inspection: Inspection) -> dict[str, Any]:
+    """Remedy and edit that make the engine capture these boundaries, or a remedy that says why nothing does.
+
+    Empty where they or the target are not known.
+    """
+    target, version = inspection.target, inspection.served.version
+    if target is None or boundaries is None:
+        return {}
+    if "final_norm" in boundaries:
+        return {"remedy": "SGLang captures no state after the final norm: train on the state before it."}
+    found = ids_for(boundaries, target.family, target.layers, version)
+    if found.ids is None:
+        newer = ids_for(boundaries, target.family, target.layers, VERSIONS[-1]).ids
+        also = f" SGLang {VERSIONS[-1]} does: {ENGINE_PLACE} = {list(newer)}." if newer else ""
+        return {"remedy": f"Not possible by config: {found.reason}.{also}"}
+    cure, plus_one = set_config(ENGINE_PLACE, list(found.ids)), " (SGLang adds 1 to an id here: -1 is the embedding)"
+    return cure | {"remedy": f"{cure['remedy'][:-1]}: {found.reason}{plus_one * (-1 in found.ids)}."}
 
 
 def place_of(switch: str, inspection: Inspection) -> str:

@@ -2,17 +2,24 @@
 
 The shapes have names: a *floor* accepts next to nothing; a *flat hit* lowers the first position and with it all
 others; a *tail hit* leaves the first as it was and lowers those after it. A *length hit*, which grows with the
-conversation, is told from the steps' places (``breakdown_rules.length_findings``).
+conversation, is told from the steps' places (``breakdown_rules.length_findings``). And the wiring that responses
+show, against the one that should have been served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from eagle3lib.findings.catalogue import kind_of_switch, make_finding
+from eagle3lib.findings.finding import Finding, as_list, interval
+from eagle3lib.findings.rules_layers import layer_difference
 from eagle3lib.measuring.acceptance import Histogram, accepted_of, reached, steps_of
 from eagle3lib.measuring.rates import Difference, paired_difference
+from eagle3lib.measuring.served_wiring import ServedWiring
 from eagle3lib.measuring.significance import is_significant
+from eagle3lib.reading.draft_config import ENGINE_PLACE
 
 #: Fewer than one draft in ten verify steps: a wrongly fed draft guesses common words right that often (the
 #: incident's 1.0585), and a tenth more tokens a step do not pay for a chain's passes.
@@ -31,7 +38,11 @@ SHAPES = {
     "back to itself differs (norm_output, later positions, a tree's keys)",
     "": "too few steps to tell which positions it hits",
 }
-FILES_AT_FAULT = ", and wired so these weights accept next to nothing: the files are where to look (01, 02)."
+#: No edit goes with it: the config inspected asks for the right thing already.
+_ELSEWHERE = (
+    "The server runs another config or other code than the one inspected here: compare draft path, overrides and "
+    "version in its /server_info."
+)
 
 
 @dataclass(frozen=True)
@@ -59,27 +70,32 @@ class Gap:
         ci = self.difference.ci
         return ci is not None and not ci[0] <= 0 <= ci[1] and abs(self.share) >= SMALL_GAP
 
-    def sentence(self) -> str:
-        """The gap with its interval and what it means."""
-        numbers = f"{self.source}: served {self.served:.3f}, predicted {self.predicted:.3f} on the same tokens"
-        ci = self.difference.ci
-        if ci is None:
-            return f"{numbers}; one request gives no interval."
-        low, high = (end / self.predicted for end in ci)
-        span = f"95 % interval {low:+.0%} to {high:+.0%}, {self.requests} requests"
-        if not self.seen:
-            same = "The engine does what its files say" if low <= 0 <= high else "It is small, and more than chance"
-            same += FILES_AT_FAULT if at_floor(self.predicted) else "."
-            return f"{numbers}: no difference to speak of ({self.share:+.1%}; {span}). {same}"
-        if self.share > 0:
-            return (
-                f"{numbers}: {self.share:.0%} above what these weights propose right ({span}). Acceptance is "
-                "simulated or loosened, or another draft is served."
-            )
+    @property
+    def numbers(self) -> str:
+        """Both lengths, and how far they are apart."""
+        apart = f"{self.difference.value:+.3f}{interval(self.difference.ci, '+.3f')} over {self.requests} requests"
         return (
-            f"{numbers}: {-self.share:.0%} below what these weights can do ({span}). The engine feeds them something "
-            f"else, or reads them differently; it looks like {SHAPES[self.shape]}."
+            f"served accept length {self.served:.3f}, predicted {self.predicted:.3f} on the same tokens: "
+            f"{self.share:+.1%}, a difference of {apart}"
         )
+
+    def sentence(self) -> str:
+        """The gap with its 95 % interval and what it means."""
+        if self.difference.ci is None:
+            meaning = "one request gives no interval"
+        elif not self.seen:
+            low, high = self.difference.ci
+            meaning = "the engine does what its files say" if low <= 0 <= high else "it is small, and more than chance"
+            meaning = f"no difference to speak of: {meaning}"
+            if at_floor(self.predicted):
+                meaning += ", and wired so these weights accept next to nothing: look at the files (01, 02)"
+        elif self.share > 0:
+            meaning = (
+                "above what these weights propose right: acceptance is simulated or loosened, or another draft served"
+            )
+        else:
+            meaning = f"below what these weights can do. It looks like {SHAPES[self.shape]}"
+        return f"{self.source}: {self.numbers}; {meaning}."
 
 
 def at_floor(length: float, num_steps: int | None = None) -> bool:
@@ -120,3 +136,56 @@ def _shape(length: float, predicted: Sequence[Histogram], served: Sequence[Histo
 def _later(histograms: Sequence[Histogram]) -> list[int]:
     """Drafts accepted after the first one."""
     return [accepted_of(h) - reached(h, 1)[1] for h in histograms]
+
+
+@as_list
+def prediction_findings(source: str, predicted: Sequence[Histogram], served: Sequence[Histogram]) -> Iterator[Finding]:
+    """Served against predicted accept length on the same requests, in the same order.
+
+    Below: ``acceptance.below_prediction``. Above: ``flags.lossy``, for greedy serving accepts no more than
+        the weights propose right. Silent where the interval of the difference holds 0.
+    """
+    found = gap(source, predicted, served)
+    if found and found.seen and found.share < 0:
+        shape = SHAPES[found.shape]
+        evidence = f"{found.numbers}. {shape[0].upper()}{shape[1:]}"
+        yield make_finding("acceptance.below_prediction", source, evidence)
+    elif found and found.seen:
+        yield make_finding("flags.lossy", source, found.numbers, case="measured")
+
+
+@as_list
+def served_findings(found: ServedWiring, *, layers: int) -> Iterator[Finding]:
+    """An error for each switch that was surely served otherwise than configured, a note where one is not sure.
+
+    Silent where the configured wiring may be what was served, or where too little was accepted to say.
+    ``layers``: blocks of the target.
+    """
+    if found.answer in ("as configured", "undecided") or not found.best.tells:
+        return
+    if found.answer == "none":
+        yield make_finding("acceptance.unexplained", found.source, found.words())
+        return
+    here = found.as_configured
+    evidence = (
+        f"{found.source}: {found.words()} The configured wiring predicts {here.exact.numerator} of "
+        f"{here.exact.denominator} responses, {here.steps.numerator} of {here.steps.denominator} verify steps."
+    )
+    for switch, (configured, served) in found.configured.differences(found.best.wiring).items():
+        possible = list(dict.fromkeys(_written(getattr(fit.wiring, switch)) for fit in found.possible))
+        if switch == "boundaries":
+            kind, subject = layer_difference(served, configured, layers), ENGINE_PLACE
+        else:
+            kind, subject = kind_of_switch(switch), switch
+        severity = "note"
+        consequence = f"{switch} may have been served as {_written(served)}: more responses would tell."
+        if _written(configured) not in possible:
+            severity = "error"
+            consequence = (
+                f"The engine served {switch} = {' or '.join(possible)}, not {_written(configured)} as configured."
+            )
+        yield make_finding(kind, subject, evidence, severity=severity, consequence=consequence, remedy=_ELSEWHERE)
+
+
+def _written(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

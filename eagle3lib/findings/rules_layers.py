@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from eagle3lib.engine.capture_ids import family_rule, ids_for
-from eagle3lib.findings.boundaries import ids_remedy, layer_difference
 from eagle3lib.findings.catalogue import make_finding
-from eagle3lib.findings.edits import set_config
+from eagle3lib.findings.edits import set_config, set_ids
 from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.inspection import Inspection
 from eagle3lib.maths.wiring import default_boundaries
+from eagle3lib.measuring.streams import Boundary
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
 
@@ -22,6 +21,23 @@ def fc_states(i: Inspection) -> tuple[int, int, str] | None:
     if info is None or len(info.shape) != 2 or not width or info.shape[1] % width:
         return None
     return info.shape[1] // width, width, info.name
+
+
+def layer_difference(found: Sequence[Boundary | None], expected: Sequence[Boundary], layers: int) -> str | None:
+    """The kind of finding that names it; ``None`` where every known state is the expected one.
+
+    Both in the order of ``fc``'s slots, of a target of ``layers`` blocks; ``None`` in ``found`` is no boundary.
+    """
+    known = [(got, want) for got, want in zip(found, expected, strict=True) if got is not None]
+    wrong = [pair for pair in known if pair[0] != pair[1]]
+    if not wrong:
+        return None
+    if sorted(map(str, found)) == sorted(map(str, expected)):
+        return "aux.order"
+    if all({got, want} <= {layers, "final_norm"} for got, want in wrong):
+        return "aux.final_boundary"
+    offsets = {got - want if isinstance(got, int) and isinstance(want, int) else None for got, want in known}
+    return "aux.ids_convention" if offsets in ({1}, {-1}) else "aux.layers"
 
 
 def count(i: Inspection) -> Iterator[Finding]:
@@ -70,15 +86,7 @@ def unread(i: Inspection) -> Iterator[Finding]:
         )
     elif captured.boundaries not in i.trained.candidates:
         what += f"{list(captured.boundaries)}."
-        yield make_finding("aux.ids_unread", i.draft.aux_place, what, **_cure(i, trained))
-
-
-def _cure(i: Inspection, boundaries: tuple[int, ...] | None) -> dict[str, Any]:
-    """Remedy and edits that make the engine capture these boundaries, where they and the target are known."""
-    if i.target is None or boundaries is None:
-        return {}
-    remedy, edits = ids_remedy(boundaries, i)
-    return {"remedy": remedy, "edits": edits}
+        yield make_finding("aux.ids_unread", i.draft.aux_place, what, **set_ids(trained, i))
 
 
 def _possible(i: Inspection, boundaries: tuple[int, ...]) -> bool:
@@ -100,13 +108,13 @@ def other_layers(i: Inspection) -> Iterator[Finding]:
     kind, trained = _difference(i), i.trained.boundaries
     if kind == "aux.layers":
         what = f"Captured are boundaries {_captured(i)} {_by_id(i)}; trained on {list(trained)} ({i.trained.reason})."
-        yield make_finding(kind, ENGINE_PLACE, what, **_cure(i, trained))
+        yield make_finding(kind, ENGINE_PLACE, what, **set_ids(trained, i))
     elif kind == "aux.ids_convention":
         what = (
             f"Ids {list(i.draft.aux_ids or ())} are captured on {i.target.family} as boundaries {_captured(i)} "
             f"{_by_id(i)}; trained on {list(trained)} ({i.trained.reason})."
         )
-        yield make_finding(kind, ENGINE_PLACE, what, **_cure(i, trained))
+        yield make_finding(kind, ENGINE_PLACE, what, **set_ids(trained, i))
 
 
 def _difference(i: Inspection) -> str | None:
@@ -135,7 +143,7 @@ def two_readings(i: Inspection) -> Iterator[Finding]:
         f"Ids {list(i.draft.aux_ids or ())} fit two conventions: SGLang {i.served.version} captures {_captured(i)} on "
         f"{i.target.family} {_by_id(i)}; in another numbering they mean {meant}: {i.trained.reason}."
     )
-    remedy = f"Notebook 04 tells which it is. If trained on {list(other)}: {_cure(i, other)['remedy']}"
+    remedy = f"Notebook 04 tells which it is. If trained on {list(other)}: {set_ids(other, i)['remedy']}"
     severity = "warning" if likely_wrong or captured.boundaries not in readings else "note"
     yield make_finding("aux.ids_convention", ENGINE_PLACE, what, case="two readings", severity=severity, remedy=remedy)
 
@@ -160,7 +168,7 @@ def final_boundary(i: Inspection) -> Iterator[Finding]:
     said = [problem.text for problem in problems if problem.topic == "final"]
     start, cure = f"Ids {list(i.draft.aux_ids or ())} at {i.draft.aux_place}: ", {}
     if said:
-        what, cure = said[0], _cure(i, i.trained.boundaries)
+        what, cure = said[0], set_ids(i.trained.boundaries, i)
     elif i.draft.dialect == "angelslim" and i.target is not None and i.layers in (i.trained.boundaries or ()):
         what = f"hidden_states[{i.layers}] in training is after the final norm, boundary {i.layers} in SGLang before it"
     else:
@@ -177,7 +185,7 @@ def embedding_state(i: Inspection) -> Iterator[Finding]:
             f"The draft takes the target's embedding output (boundary 0) as a state; ids {list(i.draft.aux_ids or ())} "
             f"on {i.target.family}, SGLang {i.served.version}."
         )
-        cure = _cure(i, i.trained.boundaries or tuple(b or 0 for _, b in i.served.captured.pairs))
+        cure = set_ids(i.trained.boundaries or tuple(b or 0 for _, b in i.served.captured.pairs), i)
         yield make_finding("arch.unsupported", ENGINE_PLACE, what, case="embedding", **cure)
 
 
