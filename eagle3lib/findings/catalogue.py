@@ -13,8 +13,6 @@ from pydantic.dataclasses import dataclass
 
 from eagle3lib.findings.finding import Edit, Finding, Severity
 
-Role = Literal["cause", "limit", "symptom"]
-
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Entry:
@@ -23,13 +21,13 @@ class Entry:
     kind: str
     case: str
     title: str
-    role: Role
+    role: Literal["cause", "limit", "symptom"]
     severity: Severity
     meaning: str
     consequence: str
     source: str
     remedy: str = ""
-    rivals: bool = False
+    explains: str = ""
     refutable: bool = False
     switches: tuple[str, ...] = ()
 
@@ -67,15 +65,14 @@ def kind_of_switch(switch: str) -> str:
     return next(known.kind for known in catalogue().values() if switch in known.switches)
 
 
-def role_of(kind: str) -> Role:
-    """``"cause"``, ``"limit"`` or ``"symptom"``; an unknown kind is taken for a cause."""
-    known = entry(kind)
-    return known.role if known else "cause"
+def about(kind: str) -> Entry:
+    """As :func:`entry`; a kind that is not in the catalogue, as a record of another version may hold, is a cause."""
+    return entry(kind) or Entry(kind, "", "", "cause", "error", "", "", "")
 
 
 def is_symptom(kind: str) -> bool:
     """It says that something is wrong, and not what."""
-    return role_of(kind) == "symptom"
+    return about(kind).role == "symptom"
 
 
 def make_finding(
