@@ -28,8 +28,15 @@ _FOREIGN = (
 
 
 def set_config(key: str, value: Any) -> dict[str, Any]:
-    """Remedy and edit that set one field of the draft's config."""
-    return {"remedy": f"Set {key} to {json.dumps(value)}.", "edits": [Edit("draft config", key, value)]}
+    """Remedy and edit that set one field of the draft's config; ``None`` removes it."""
+    remedy = f"Remove {key}." if value is None else f"Set {key} to {json.dumps(value)}."
+    return {"remedy": remedy, "edits": [Edit("draft config", key, value)]}
+
+
+def set_flags(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Remedy and edits that give flags of the launch line these values."""
+    words = " ".join(f"{flag} {value}" for flag, value in values.items())
+    return {"remedy": f"Use {words}.", "edits": [Edit("launch", flag, value) for flag, value in values.items()]}
 
 
 def drop_flag(flag: str) -> dict[str, Any]:

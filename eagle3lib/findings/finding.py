@@ -1,8 +1,8 @@
-"""What a notebook reports: findings, the edits that cure them, and how evidence writes an interval."""
+"""What a notebook reports: findings, the edits that cure them, and how evidence writes intervals and lists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Literal, ParamSpec
@@ -60,3 +60,8 @@ def by_severity(findings: list[Finding]) -> list[Finding]:
 def interval(ci: tuple[float, float] | None, form: str = ".2f") -> str:
     """An interval as it follows its value in evidence, such as " (1.20 to 1.31)"; "" where there is none."""
     return f" ({ci[0]:{form}} to {ci[1]:{form}})" if ci else ""
+
+
+def some(names: Sequence[str], most: int = 6) -> str:
+    """The first names of a list, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

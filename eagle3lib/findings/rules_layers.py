@@ -41,23 +41,18 @@ def layer_difference(found: Sequence[Boundary | None], expected: Sequence[Bounda
 
 
 def count(i: Inspection) -> Iterator[Finding]:
-    taken, captured = fc_states(i), i.served.captured
+    taken, captured, sized = fc_states(i), i.served.captured, i.served.aux_count
+    subject = "eagle_aux_hidden_state_layer_ids"
+    wrong = [problem for problem in captured.problems if problem.topic in ("repeat", "empty")] if captured else []
     if not i.draft.use_aux and (taken is None or taken[0] != 1):
         fed = f"fc takes {taken[0]} states" if taken else "an EAGLE-3 fc takes several"
         what = f"use_aux_hidden_state is false, so the draft gets the target's normed last state alone; {fed}."
         switch = "eagle_config.use_aux_hidden_state"
         yield make_finding("aux.count", switch, what, **set_config(switch, True))
-        return
-    subject = "eagle_aux_hidden_state_layer_ids"
-    for problem in captured.problems if captured else ():
-        if problem.topic in ("repeat", "empty"):
-            default = f"the default layers of a target of {i.layers} blocks"
-            why = default if captured.default else f"ids {i.draft.aux_ids}"
-            remedy = "List as many different layers as fc takes states, the ones it was trained on."
-            yield make_finding("aux.count", subject, f"{why}: {problem.text}.", remedy=remedy)
-            return
-    sized = i.served.aux_count
-    if taken and (taken[0] != sized or captured and not captured.problems and taken[0] != len(captured.boundaries)):
+    elif wrong:
+        ids = f"the default layers of a target of {i.layers} blocks" if captured.default else f"ids {i.draft.aux_ids}"
+        yield make_finding("aux.count", subject, f"{ids}: {wrong[0].text}.", case="repeated")
+    elif taken and (taken[0] != sized or captured and not captured.problems and taken[0] != len(captured.boundaries)):
         states, width, name = taken
         fed = len(captured.boundaries) if captured else sized
         what = f"{name} takes {states} states of width {width}, SGLang sizes fc for {sized} and captures {fed}."
@@ -71,48 +66,42 @@ def target_family(i: Inspection) -> Iterator[Finding]:
 
 
 def unread(i: Inspection) -> Iterator[Finding]:
+    captured, trained, place = i.served.captured, i.trained.boundaries, i.draft.aux_place
     if i.draft.aux_ids is None or ENGINE_PLACE in i.draft.aux_found:
         return
-    captured, trained = i.served.captured, i.trained.boundaries
+    default = "[2, n//2, n-3]" if captured is None else list(captured.boundaries)
     what = (
-        f"{i.draft.aux_place} holds {list(i.draft.aux_ids)}, meaning boundaries {list(trained or ())} "
-        f"({i.trained.reason}). SGLang {i.served.version} reads {ENGINE_PLACE} alone and captures its default "
-        "boundaries "
+        f"{place} holds {list(i.draft.aux_ids)}, meaning boundaries {list(trained or ())} ({i.trained.reason}). SGLang "
+        f"{i.served.version} reads {ENGINE_PLACE} alone and captures its default boundaries {default}."
     )
     if captured is None:
-        remedy = "Give the target: then the ids that SGLang needs can be told."
-        yield make_finding(
-            "aux.ids_unread", i.draft.aux_place, what + "[2, n//2, n-3].", severity="note", remedy=remedy
-        )
+        yield make_finding("aux.ids_unread", place, what, case="no target")
     elif captured.boundaries not in i.trained.candidates:
-        what += f"{list(captured.boundaries)}."
-        yield make_finding("aux.ids_unread", i.draft.aux_place, what, **set_ids(trained, i))
+        yield make_finding("aux.ids_unread", place, what, **set_ids(trained, i))
 
 
 def _possible(i: Inspection, boundaries: tuple[int, ...]) -> bool:
     return ids_for(boundaries, i.target.family, i.target.layers, i.served.version).ids is not None
 
 
-def _by_id(i: Inspection) -> str:
+def _ids(i: Inspection) -> list[int]:
+    return list(i.draft.aux_ids or ())
+
+
+def _captured(i: Inspection) -> str:
+    """The captured boundaries, and from which id each of them comes."""
     pairs = i.served.captured.pairs if i.served.captured else ()
     shown = ", ".join(f"{'default' if a is None else a} -> {'nothing' if b is None else b}" for a, b in pairs)
-    return f"(id -> boundary: {shown})"
-
-
-def _captured(i: Inspection) -> list[int]:
-    return list(i.captured_boundaries or ())
+    return f"{list(i.captured_boundaries or ())} (id -> boundary: {shown})"
 
 
 def other_layers(i: Inspection) -> Iterator[Finding]:
     """``aux.layers`` or ``aux.ids_convention``, where the engine reads the ids."""
     kind, trained = _difference(i), i.trained.boundaries
-    if kind == "aux.layers":
-        what = f"Captured are boundaries {_captured(i)} {_by_id(i)}; trained on {list(trained)} ({i.trained.reason})."
-        yield make_finding(kind, ENGINE_PLACE, what, **set_ids(trained, i))
-    elif kind == "aux.ids_convention":
+    if kind in ("aux.layers", "aux.ids_convention"):
         what = (
-            f"Ids {list(i.draft.aux_ids or ())} are captured on {i.target.family} as boundaries {_captured(i)} "
-            f"{_by_id(i)}; trained on {list(trained)} ({i.trained.reason})."
+            f"Ids {_ids(i)} are captured on {i.target.family} as boundaries {_captured(i)}; trained on "
+            f"{list(trained)} ({i.trained.reason})."
         )
         yield make_finding(kind, ENGINE_PLACE, what, **set_ids(trained, i))
 
@@ -134,57 +123,49 @@ def two_readings(i: Inspection) -> Iterator[Finding]:
     captured, readings = i.served.captured, i.trained.candidates
     if captured is None or captured.problems or len(readings) < 2 or ENGINE_PLACE not in i.draft.aux_found:
         return
-    others = [reading for reading in readings if reading != captured.boundaries]
+    others = [list(reading) for reading in readings if reading != captured.boundaries]
     other = others[0]
     # default layers and the embedding are chosen on purpose, their neighbours hardly ever
-    likely_wrong = other == default_boundaries(i.layers) or 0 in other and 0 not in captured.boundaries
-    meant = " or ".join(str(list(reading)) for reading in others)
+    likely_wrong = tuple(other) == default_boundaries(i.layers) or 0 in other and 0 not in captured.boundaries
     what = (
-        f"Ids {list(i.draft.aux_ids or ())} fit two conventions: SGLang {i.served.version} captures {_captured(i)} on "
-        f"{i.target.family} {_by_id(i)}; in another numbering they mean {meant}: {i.trained.reason}."
+        f"Ids {_ids(i)} fit two conventions: SGLang {i.served.version} captures {_captured(i)} on {i.target.family}; "
+        f"in another numbering they mean {' or '.join(map(str, others))}: {i.trained.reason}."
     )
-    remedy = f"Notebook 04 tells which it is. If trained on {list(other)}: {set_ids(other, i)['remedy']}"
+    remedy = f"Notebook 04 tells which it is. If trained on {other}: {set_ids(other, i)['remedy']}"
     severity = "warning" if likely_wrong or captured.boundaries not in readings else "note"
     yield make_finding("aux.ids_convention", ENGINE_PLACE, what, case="two readings", severity=severity, remedy=remedy)
 
 
 def order(i: Inspection) -> Iterator[Finding]:
-    ids = i.draft.aux_ids
-    if ids is None or list(ids) == sorted(ids) or len(set(ids)) < len(ids):
+    ids, certain = _ids(i), i.draft.dialect == "angelslim"
+    if ids == sorted(ids) or len(set(ids)) < len(ids):
         return
-    certain = i.draft.dialect == "angelslim"
     rule = family_rule(i.target.family, i.served.version) if i.target else None
     if certain or i.draft.dialect == "sglang" and (rule is None or rule.shift != "first"):
+        trained = list(i.trained.boundaries or ids)
         what = (
-            f"{i.draft.aux_place} is {list(ids)}, not ascending. SGLang gathers states in layer order "
-            f"({_captured(i)}), whatever the list's order; fc's columns were trained as "
-            f"{list(i.trained.boundaries or ids)} if in the list's order."
+            f"{i.draft.aux_place} is {ids}, not ascending. SGLang gathers states in layer order "
+            f"({list(i.captured_boundaries or ())}); fc's columns were trained as {trained} if in the list's order."
         )
         yield make_finding("aux.order", i.draft.aux_place, what, severity="error" if certain else "warning")
 
 
 def final_boundary(i: Inspection) -> Iterator[Finding]:
     problems = i.served.captured.problems if i.served.captured else ()
-    said = [problem.text for problem in problems if problem.topic == "final"]
-    start, cure = f"Ids {list(i.draft.aux_ids or ())} at {i.draft.aux_place}: ", {}
-    if said:
-        what, cure = said[0], set_ids(i.trained.boundaries, i)
+    what, cure = next((problem.text for problem in problems if problem.topic == "final"), ""), {}
+    if what:
+        cure = set_ids(i.trained.boundaries, i)
     elif i.draft.dialect == "angelslim" and i.target is not None and i.layers in (i.trained.boundaries or ()):
         what = f"hidden_states[{i.layers}] in training is after the final norm, boundary {i.layers} in SGLang before it"
-    else:
-        return
-    yield make_finding("aux.final_boundary", ENGINE_PLACE, f"{start}{what}.", **cure)
+    if what:
+        yield make_finding("aux.final_boundary", ENGINE_PLACE, f"Ids {_ids(i)} at {i.draft.aux_place}: {what}.", **cure)
 
 
 def embedding_state(i: Inspection) -> Iterator[Finding]:
-    if i.target is None:
-        return
     wanted = i.trained.boundaries or i.captured_boundaries or ()
-    if "embedding" in i.topics or 0 in wanted and not _possible(i, wanted):
-        what = (
-            f"The draft takes the target's embedding output (boundary 0) as a state; ids {list(i.draft.aux_ids or ())} "
-            f"on {i.target.family}, SGLang {i.served.version}."
-        )
+    if i.target is not None and ("embedding" in i.topics or 0 in wanted and not _possible(i, wanted)):
+        on = f"ids {_ids(i)} on {i.target.family}, SGLang {i.served.version}"
+        what = f"The draft takes the target's embedding output (boundary 0) as a state; {on}."
         cure = set_ids(i.trained.boundaries or tuple(b or 0 for _, b in i.served.captured.pairs), i)
         yield make_finding("arch.unsupported", ENGINE_PLACE, what, case="embedding", **cure)
 
@@ -192,7 +173,7 @@ def embedding_state(i: Inspection) -> Iterator[Finding]:
 def out_of_range(i: Inspection) -> Iterator[Finding]:
     if "range" in i.topics and _difference(i) is None:
         bad = "; ".join(problem.text for problem in i.served.captured.problems if problem.topic == "range")
-        what = f"{i.draft.aux_place} is {list(i.draft.aux_ids or ())}: {bad}."
+        what = f"{i.draft.aux_place} is {_ids(i)}: {bad}."
         yield make_finding("config.out_of_range", i.draft.aux_place, what, case="layers")
 
 
