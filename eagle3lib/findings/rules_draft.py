@@ -22,7 +22,7 @@ def unregistered(i: Inspection) -> Iterator[Finding]:
         return
     mla = i.draft.get("kv_lora_rank") is not None
     if i.checkpoint is not None:
-        mla = i.checkpoint.find("self_attn.kv_b_proj.weight") is not None
+        mla = i.tensor("self_attn.kv_b_proj.weight") is not None
     right = "Eagle3DeepseekV2ForCausalLM" if mla else "LlamaForCausalLMEagle3"
     cure = {"remedy": f"SGLang {version} has no MLA draft: use SGLang 0.5.23 or a Llama draft."}
     if right in known:
@@ -47,7 +47,7 @@ _LEFT_OUT = (
 
 def unsupported(i: Inspection) -> Iterator[Finding]:
     def held(pattern: str) -> list[str]:
-        return [name for name in (i.checkpoint.tensors if i.checkpoint else ()) if re.search(pattern, name)]
+        return [name for name in i.tensors if re.search(pattern, name)]
 
     features = []  # subject, what was trained
     for pattern, subject, feature in _LEFT_OUT:
@@ -55,7 +55,7 @@ def unsupported(i: Inspection) -> Iterator[Finding]:
         if names and not (i.draft.mla and "norm" in subject):  # MLA has such norms of its own
             features.append((subject or names[0], f"{feature} ({some(names, 1)})"))
     deeper = held(r"layers\.[1-9]\d*\.input_layernorm\.weight$")
-    if any(crash.topic == "layers" for crash in i.served.crashes):
+    if i.refusals("layers"):
         features.append(("num_hidden_layers", f"{i.draft.layers} draft layers (the engine raises on more than 1)"))
     elif deeper and not held(r"layers\.[1-9]\d*\.hidden_norm\.weight$"):
         what = f"{deeper[0]}: from the second layer on SGLang applies hidden_norm, which stays at ones"
@@ -88,7 +88,7 @@ def unserved_norms(i: Inspection) -> Iterator[Finding]:
     for name, (kind, undone, tensors) in _NORMS.items():
         if not getattr(i.trained.switches, name) or getattr(i.served, name):
             continue
-        held = i.checkpoint.find(*tensors) if i.checkpoint and tensors else None
+        held = i.tensor(*tensors) if tensors else None
         said = f"the config does not set {name}"
         if getattr(i.draft, name):
             said = f"{i.draft.norm_places.get(name, '')} is true"
@@ -194,16 +194,14 @@ def contradictions(i: Inspection) -> Iterator[Finding]:
     for key in d.duplicates:
         what = f"the key {key} stands twice; its last value is taken."
         yield make_finding("config.out_of_range.duplicate_key", key, what)
-    for crash in i.served.crashes:
-        if crash.topic == "config":
-            key = crash.text.split()[0]
-            yield found(key, f"{crash.text}.", severity="error", **_config_cure(i, key))
+    for refusal in i.refusals("config"):
+        key = refusal.split()[0]
+        yield found(key, f"{refusal}.", severity="error", **_config_cure(i, key))
 
 
 def _layers_held(i: Inspection) -> int:
-    names = i.checkpoint.tensors if i.checkpoint else ()
-    numbers = [int(m[1]) for n in names if (m := re.search(r"(?:^|\.)layers\.(\d{1,4})\.", n))]
-    return max(numbers, default=-1) + 1 or int(any("midlayer." in n for n in names))
+    numbers = [int(m[1]) for n in i.tensors if (m := re.search(r"(?:^|\.)layers\.(\d{1,4})\.", n))]
+    return max(numbers, default=-1) + 1 or int(any("midlayer." in n for n in i.tensors))
 
 
 def _config_cure(i: Inspection, key: str) -> dict[str, Any]:
@@ -227,7 +225,7 @@ def other_target(i: Inspection) -> Iterator[Finding]:
         what = f"trained for {d.verifier_architecture} ({d.verifier or 'no name'}), served beside {t.architecture}."
         yield found("speculators_config.verifier", what)
     width = d.target_hidden_size or d.hidden_size
-    shown = i.served.loading and any(n.endswith("fc.weight") for n, _, _ in i.served.loading.misshapen)
+    shown = any(name.endswith("fc.weight") for name, _, _ in i.loading.misshapen)
     if width and width != t.hidden_size and not shown:
         fits = d.target_hidden_size is None and i.checkpoint is None and d.vocab_size == t.vocab_size
         remedy = f"If trained for this target, set target_hidden_size to {t.hidden_size}."

@@ -64,8 +64,7 @@ def steps(i: Inspection) -> Iterator[Finding]:
     asked = [i.launch.integer(name) for name in SETTING]
     spec, tokens, changes = i.served.speculation, asked[2], {}
     chain = spec.num_steps if spec.num_steps and spec.num_steps > 1 else 3
-    refused = [refusal.text for refusal in spec.refusals if refusal.topic == "steps"]
-    if refused:
+    if refused := i.refusals("steps"):
         case, text, wanted = "", "; ".join(refused), (3, 1, 4)
     elif "num_draft_tokens" in spec.changed and tokens is not None:
         case, text, wanted = "overridden", spec.changed["num_draft_tokens"], (chain, 1, chain + 1)
@@ -88,11 +87,10 @@ def steps(i: Inspection) -> Iterator[Finding]:
 
 
 def refused(i: Inspection) -> Iterator[Finding]:
-    for crash in i.served.crashes:
-        if crash.topic in ("backend", "flag"):
-            flag = next((word for word in crash.text.split() if word.startswith("--")), "--attention-backend")
-            drop = crash.topic == "flag" or "rejection" in flag
-            yield make_finding("flags.backend", flag, f"{crash.text}.", **(drop_flag(flag) if drop else {}))
+    for refusal in i.refusals("backend", "flag"):
+        flag = next((word for word in refusal.split() if word.startswith("--")), "--attention-backend")
+        drop = refusal in i.refusals("flag") or "rejection" in flag
+        yield make_finding("flags.backend", flag, f"{refusal}.", **(drop_flag(flag) if drop else {}))
 
 
 def context(i: Inspection) -> Iterator[Finding]:
@@ -102,7 +100,7 @@ def context(i: Inspection) -> Iterator[Finding]:
         f"the longest prompt {prompt:,} (0: unknown)."
     )
     changes: dict[str, Any] = {}
-    if any(crash.topic == "context" for crash in i.served.crashes):
+    if i.refusals("context"):
         changes = {"case": "refused", **set_flags({"--context-length": limit})}
         changes["remedy"] += f" Or set {CONTEXT_OVERRIDE}=1 and expect a loss beyond {limit:,} tokens."
     elif prompt > limit:

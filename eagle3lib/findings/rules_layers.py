@@ -16,7 +16,7 @@ from eagle3lib.reading.draft_config import ENGINE_PLACE
 
 def fc_states(i: Inspection) -> tuple[int, int, str] | None:
     """States that the file's fc takes, their width, and the tensor's name."""
-    info = i.checkpoint.find("fc.weight") if i.checkpoint else None
+    info = i.tensor("fc.weight")
     width = i.target.hidden_size if i.target else i.draft.target_hidden_size or i.draft.hidden_size
     if info is None or len(info.shape) != 2 or not width or info.shape[1] % width:
         return None
@@ -43,7 +43,7 @@ def layer_difference(found: Sequence[Boundary | None], expected: Sequence[Bounda
 def count(i: Inspection) -> Iterator[Finding]:
     taken, captured, sized = fc_states(i), i.served.captured, i.served.aux_count
     subject = "eagle_aux_hidden_state_layer_ids"
-    wrong = [problem for problem in captured.problems if problem.topic in ("repeat", "empty")] if captured else []
+    wrong = i.refusals("repeat", "empty")
     if not i.draft.use_aux and (taken is None or taken[0] != 1):
         fed = f"fc takes {taken[0]} states" if taken else "an EAGLE-3 fc takes several"
         what = f"use_aux_hidden_state is false, so the draft gets the target's normed last state alone; {fed}."
@@ -51,7 +51,7 @@ def count(i: Inspection) -> Iterator[Finding]:
         yield make_finding("aux.count", switch, what, **set_config(switch, True))
     elif wrong:
         ids = f"the default layers of a target of {i.layers} blocks" if captured.default else f"ids {i.draft.aux_ids}"
-        yield make_finding("aux.count", subject, f"{ids}: {wrong[0].text}.", case="repeated")
+        yield make_finding("aux.count", subject, f"{ids}: {wrong[0]}.", case="repeated")
     elif taken and (taken[0] != sized or captured and not captured.problems and taken[0] != len(captured.boundaries)):
         states, width, name = taken
         fed = len(captured.boundaries) if captured else sized
@@ -60,8 +60,8 @@ def count(i: Inspection) -> Iterator[Finding]:
 
 
 def target_family(i: Inspection) -> Iterator[Finding]:
-    if "family" in i.topics:
-        what = f"{i.served.captured.problems[0].text} ({i.target.architecture})."
+    for refusal in i.refusals("family"):
+        what = f"{refusal} ({i.target.architecture})."
         yield make_finding("arch.unsupported", "target architecture", what, case="target")
 
 
@@ -112,7 +112,7 @@ def _difference(i: Inspection) -> str | None:
     if captured is None or trained is None or captured.default or ENGINE_PLACE not in i.draft.aux_found:
         return None
     wanted = tuple(sorted(trained))
-    if captured.boundaries == wanted or i.topics & {"family", "empty", "repeat"} or not _possible(i, trained):
+    if captured.boundaries == wanted or i.refusals("family", "empty", "repeat") or not _possible(i, trained):
         return None  # other rules say it
     if len(captured.pairs) != len(wanted):
         return "aux.layers"
@@ -151,8 +151,7 @@ def order(i: Inspection) -> Iterator[Finding]:
 
 
 def final_boundary(i: Inspection) -> Iterator[Finding]:
-    problems = i.served.captured.problems if i.served.captured else ()
-    what, cure = next((problem.text for problem in problems if problem.topic == "final"), ""), {}
+    what, cure = next(iter(i.refusals("final")), ""), {}
     if what:
         cure = set_ids(i.trained.boundaries, i)
     elif i.draft.dialect == "angelslim" and i.target is not None and i.layers in (i.trained.boundaries or ()):
@@ -163,7 +162,7 @@ def final_boundary(i: Inspection) -> Iterator[Finding]:
 
 def embedding_state(i: Inspection) -> Iterator[Finding]:
     wanted = i.trained.boundaries or i.captured_boundaries or ()
-    if i.target is not None and ("embedding" in i.topics or 0 in wanted and not _possible(i, wanted)):
+    if i.target is not None and (i.refusals("embedding") or 0 in wanted and not _possible(i, wanted)):
         on = f"ids {_ids(i)} on {i.target.family}, SGLang {i.served.version}"
         what = f"The draft takes the target's embedding output (boundary 0) as a state; {on}."
         cure = set_ids(i.trained.boundaries or tuple(b or 0 for _, b in i.served.captured.pairs), i)
@@ -171,9 +170,9 @@ def embedding_state(i: Inspection) -> Iterator[Finding]:
 
 
 def out_of_range(i: Inspection) -> Iterator[Finding]:
-    if "range" in i.topics and _difference(i) is None:
-        bad = "; ".join(problem.text for problem in i.served.captured.problems if problem.topic == "range")
-        what = f"{i.draft.aux_place} is {_ids(i)}: {bad}."
+    bad = i.refusals("range")
+    if bad and _difference(i) is None:
+        what = f"{i.draft.aux_place} is {_ids(i)}: {'; '.join(bad)}."
         yield make_finding("config.out_of_range", i.draft.aux_place, what, case="layers")
 
 

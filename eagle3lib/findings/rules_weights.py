@@ -30,15 +30,14 @@ def unsafe_file(i: Inspection) -> Iterator[Finding]:
 
 def missing(i: Inspection) -> Iterator[Finding]:
     absent = i.checkpoint.absent if i.checkpoint else {}
-    names = i.served.loading.missing if i.served.loading else ()
     if absent:
         files = sorted(set(absent.values()))
         what = f"The index names {len(absent)} tensors in files that are not there: {some(files)}."
         yield make_finding("weights.missing", files[0], what, case="file")
-    elif i.checkpoint and names:
+    elif names := i.loading.missing:
         alone = len(names) == 1 and names[0].startswith("model.embed_tokens")
         what = f"No tensor in the weights for {len(names)} of the engine's parameters: {some(names)}."
-        cure = _strip_prefix(i.served.loading.unread)
+        cure = _strip_prefix(i.loading.unread)
         yield make_finding("weights.missing", names[0], what, case="embedding" if alone else "", **cure)
 
 
@@ -50,7 +49,7 @@ def _strip_prefix(names: Sequence[str]) -> dict[str, str]:
 
 
 def unread(i: Inspection) -> Iterator[Finding]:
-    names = [name for name in (i.served.loading.unread if i.served.loading else ()) if not _SPOKEN_OF.search(name)]
+    names = [name for name in i.loading.unread if not _SPOKEN_OF.search(name)]
     if i.draft.tied and i.draft.reduced:  # vocab.tied_head speaks of the head
         names = [name for name in names if not name.endswith("lm_head.weight")]
     if names:
@@ -61,7 +60,7 @@ def unread(i: Inspection) -> Iterator[Finding]:
 
 def shape(i: Inspection) -> Iterator[Finding]:
     width = i.target.hidden_size if i.target else 0
-    for name, there, here in i.served.loading.misshapen if i.served.loading else ():
+    for name, there, here in i.loading.misshapen:
         if name.endswith("lm_head.weight") and there[1:] == here[1:]:
             continue  # vocab.head_mismatch
         cure: dict[str, Any] = {}
@@ -122,7 +121,7 @@ def head(i: Inspection) -> Iterator[Finding]:
 def tied_head(i: Inspection) -> Iterator[Finding]:
     if not i.draft.tied or not i.draft.reduced:
         return
-    own = i.checkpoint.find("lm_head.weight") if i.checkpoint else None
+    own = i.tensor("lm_head.weight")
     cure = set_config("tie_word_embeddings", False)
     if own:
         said = f"the file's {own.name} {list(own.shape)} is dropped"
@@ -138,7 +137,7 @@ def tied_head(i: Inspection) -> Iterator[Finding]:
 
 def embedding(i: Inspection) -> Iterator[Finding]:
     error = i.weights.embed_error
-    own = i.checkpoint.find("embed_tokens.weight") if i.checkpoint else None
+    own = i.tensor("embed_tokens.weight")
     if error is not None and error > SAME:
         differs = "has another shape than" if error == float("inf") else f"differs by {_percent(error)} from"
         yield make_finding("embed.replaced", own.name, f"The draft's own embedding {differs} the target's.")
