@@ -91,7 +91,7 @@ def test_a_planted_fault_is_found_and_named(shape: str, requests: int) -> None:
     assert (finding.kind, finding.severity) == ("acceptance.below_prediction", "error")
     assert f"A {shape}" in finding.evidence
     words = gap("server", predicted, served).sentence()
-    assert "below what these weights can do" in words and shape in words
+    assert "below what these weights do" in words and shape in words
     assert [f.kind for f in floor_findings(from_histograms("x", "engine", "", served))] == (
         ["acceptance.floor"] if shape == "floor" else []
     )

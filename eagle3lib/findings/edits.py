@@ -16,15 +16,9 @@ from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
 
 #: Fields of other programs that say nothing to SGLang once their content stands at the top level.
 _FOREIGN = (
-    "transformer_layer_config",
-    "speculators_config",
-    "speculators_model_type",
-    "speculators_version",
-    "auto_map",
-    "has_no_defaults_at_init",
-    "aux_hidden_states_layer_ids",
-    "eagle_aux_hidden_state_layer_ids",
-)
+    "transformer_layer_config", "speculators_config", "speculators_model_type", "speculators_version", "auto_map",
+    "has_no_defaults_at_init", "aux_hidden_states_layer_ids", "eagle_aux_hidden_state_layer_ids",
+)  # fmt: skip
 
 
 def set_config(key: str, value: Any) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eagle3lib.findings.catalogue import kind_of_switch, make_finding
+import pandas as pd
+
+from eagle3lib.findings.catalogue import entry, kind_of_switch, make_finding
 from eagle3lib.findings.finding import Finding, as_list, interval
 from eagle3lib.findings.rules_layers import layer_difference
 from eagle3lib.measuring.acceptance import Histogram, accepted_of, reached, steps_of
@@ -82,20 +84,17 @@ class Gap:
     def sentence(self) -> str:
         """The gap with its 95 % interval and what it means."""
         if self.difference.ci is None:
-            meaning = "one request gives no interval"
+            meaning = "One request gives no interval."
         elif not self.seen:
             low, high = self.difference.ci
-            meaning = "the engine does what its files say" if low <= 0 <= high else "it is small, and more than chance"
-            meaning = f"no difference to speak of: {meaning}"
-            if at_floor(self.predicted):
-                meaning += ", and wired so these weights accept next to nothing: look at the files (01, 02)"
+            same = "the engine does what its files say" if low <= 0 <= high else "it is small, and more than chance"
+            floor = ", and wired so these weights accept next to nothing: look at the files (01, 02)"
+            meaning = f"This is no difference to speak of: {same}{floor if at_floor(self.predicted) else ''}."
         elif self.share > 0:
-            meaning = (
-                "above what these weights propose right: acceptance is simulated or loosened, or another draft served"
-            )
+            meaning = entry("flags.lossy", "measured").consequence
         else:
-            meaning = f"below what these weights can do. It looks like {SHAPES[self.shape]}"
-        return f"{self.source}: {self.numbers}; {meaning}."
+            meaning = f"{entry('acceptance.below_prediction').consequence} It looks like {SHAPES[self.shape]}."
+        return f"{self.source}: {self.numbers}. {meaning}"
 
 
 def at_floor(length: float, num_steps: int | None = None) -> bool:
@@ -105,37 +104,35 @@ def at_floor(length: float, num_steps: int | None = None) -> bool:
 
 def gap(source: str, predicted: Sequence[Histogram], served: Sequence[Histogram]) -> Gap | None:
     """From a histogram per request, in the same order; ``None`` where either has no verify step."""
-    steps, ideal_steps = [steps_of(h) for h in served], [steps_of(h) for h in predicted]
-    tokens, ideal = _tokens(served), _tokens(predicted)
-    found = paired_difference(tokens, steps, ideal, ideal_steps) if served else Difference(None, None)
+    now, before = _per_request(served), _per_request(predicted)
+    found = paired_difference(now["tokens"], now["steps"], before["tokens"], before["steps"])
     if found.value is None:
         return None
-    here, expected = sum(tokens) / sum(steps), sum(ideal) / sum(ideal_steps)
+    here, expected = (float(each["tokens"].sum() / each["steps"].sum()) for each in (now, before))
     apart = Gap(source, here, expected, found, len(served), "")
-    return replace(apart, shape=_shape(here, predicted, served)) if apart.seen else apart
+    return replace(apart, shape=_shape(here, now, before)) if apart.seen else apart
 
 
-def _tokens(histograms: Sequence[Histogram]) -> list[int]:
-    return [accepted_of(h) + steps_of(h) for h in histograms]
+def _per_request(histograms: Sequence[Histogram]) -> pd.DataFrame:
+    """As ``measuring.steps.per_request``, where only histograms are known."""
+    rows = [(accepted_of(each) + steps_of(each), steps_of(each), reached(each, 1)[1]) for each in histograms]
+    return pd.DataFrame(rows, columns=("tokens", "steps", "right"), dtype=int)
 
 
-def _shape(length: float, predicted: Sequence[Histogram], served: Sequence[Histogram]) -> str:
+def _shape(length: float, now: pd.DataFrame, before: pd.DataFrame) -> str:
     """Which positions fall: the first, or only what comes after a right first one."""
     if at_floor(length):
         return "floor"
-    now, before = [reached(h, 1) for h in served], [reached(h, 1) for h in predicted]
-    first = paired_difference([r[1] for r in now], [r[0] for r in now], [r[1] for r in before], [r[0] for r in before])
-    usual = sum(r[1] for r in before) / max(1, sum(r[0] for r in before))
-    if is_significant(first, len(served)) and (first.value or 0) < -SMALL_GAP * usual:
+    first = paired_difference(now["right"], now["steps"], before["right"], before["steps"])
+    usual, change = before["right"].sum() / before["steps"].sum(), first.value or 0.0
+    if is_significant(first, len(now)) and change < -SMALL_GAP * usual:
         return "flat hit"
-    later = paired_difference(_later(served), [r[1] for r in now], _later(predicted), [r[1] for r in before])
-    first_kept = first.value is not None and first.value > -0.1 * usual
-    return "tail hit" if first_kept and is_significant(later, len(served)) and (later.value or 0) < 0 else ""
-
-
-def _later(histograms: Sequence[Histogram]) -> list[int]:
-    """Drafts accepted after the first one."""
-    return [accepted_of(h) - reached(h, 1)[1] for h in histograms]
+    after, usually = (
+        each["tokens"] - each["steps"] - each["right"] for each in (now, before)
+    )  # drafts after the first
+    later = paired_difference(after, now["right"], usually, before["right"])
+    tail = change > -0.1 * usual and is_significant(later, len(now)) and (later.value or 0) < 0
+    return "tail hit" if tail else ""
 
 
 @as_list
@@ -177,14 +174,11 @@ def served_findings(found: ServedWiring, *, layers: int) -> Iterator[Finding]:
             kind, subject = layer_difference(served, configured, layers), ENGINE_PLACE
         else:
             kind, subject = kind_of_switch(switch), switch
-        severity = "note"
-        consequence = f"{switch} may have been served as {_written(served)}: more responses would tell."
+        severity, effect = "note", f"{switch} may have been served as {_written(served)}: more responses would tell."
         if _written(configured) not in possible:
             severity = "error"
-            consequence = (
-                f"The engine served {switch} = {' or '.join(possible)}, not {_written(configured)} as configured."
-            )
-        yield make_finding(kind, subject, evidence, severity=severity, consequence=consequence, remedy=_ELSEWHERE)
+            effect = f"The engine served {switch} = {' or '.join(possible)}, not {_written(configured)} as configured."
+        yield make_finding(kind, subject, evidence, severity=severity, consequence=effect, remedy=_ELSEWHERE)
 
 
 def _written(value: Any) -> str:

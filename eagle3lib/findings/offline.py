@@ -59,8 +59,7 @@ class Pair:
 
     def dataset(self, path: str) -> StatesDataset:
         vocab, width = self.target.embedding.shape
-        samples = read_samples(path, width, vocab=vocab)
-        return StatesDataset(samples, self.target, self.wiring.boundaries)
+        return StatesDataset(read_samples(path, width, vocab=vocab), self.target, self.wiring.boundaries)
 
 
 def open_pair(
@@ -71,19 +70,15 @@ def open_pair(
     Raises ``InputError`` for a ``device`` that is not here: asked for by name, it is no part to leave out.
     """
     place = resolve_device(device)
-    if not draft:
-        return None, "Not predicted: that needs draft and target."
     inspection = None
     try:
-        inspection = inspect(draft, target, launch, engine)
-        if not target:
+        inspection = inspect(draft, target, launch, engine) if draft else None
+        if not inspection or not target:
             return inspection, "Not predicted: that needs draft and target."
         wiring, opened = inspection.runnable_wiring, Target.open(target, dtype, place, cache)
-        rule = _rule(Launch.parse(launch))
-        loaded = opened.load_draft(draft)
+        return inspection, Pair(inspection, opened.load_draft(draft), wiring, opened, _rule(inspection.launch))
     except InputError as error:
         return inspection, f"Not predicted. {error}"
-    return inspection, Pair(inspection, loaded, wiring, opened, rule)
 
 
 def _rule(launch: Launch) -> Rule:
@@ -270,9 +265,7 @@ def _ceiling(samples: Iterable[Sample], ids: torch.Tensor, num_steps: int) -> Ac
 def _undertrained(inspection: Inspection, chains: Evaluation) -> list[Finding]:
     """Only where the files give no reason to doubt the wiring: else what is poor may be the way it is fed."""
     served, trained = inspection.served.wiring, inspection.trained.wiring
-    doubted = any(finding.severity == "error" for finding in inspection.findings)
-    if not any(request.counts.starts for request in chains.requests):  # no reply of more than ``MOST_STEPS`` tokens
-        return []
-    if doubted or served is None or trained is None or served.boundaries != trained.boundaries:
-        return []
-    return accuracy_findings(chains.depths()[0].conditional)
+    agree = served is not None and trained is not None and served.boundaries == trained.boundaries
+    doubted = not agree or any(finding.severity == "error" for finding in inspection.findings)
+    measured = any(request.counts.starts for request in chains.requests)  # a reply of more than ``MOST_STEPS`` tokens
+    return accuracy_findings(chains.depths()[0].conditional) if measured and not doubted else []
