@@ -1,4 +1,4 @@
-"""03 and 05: what numbers of acceptance and of cost say, and which of them say nothing.
+"""03 and 05: what follows from numbers of acceptance and of cost, and which of them are meaningless.
 
 Notebook 03 has every account of acceptance in one list, and what is found in each of them and between them.
 """
@@ -180,7 +180,7 @@ def sampling_findings(temperature: float) -> Iterator[Finding]:
 
 
 def requested_tokens(report: EngineReport, launch: str, num_draft_tokens: int) -> int | None:
-    """The draft tokens that somebody asked for, before the engine's own changes."""
+    """The number of draft tokens that was requested, before the engine's own changes."""
     own = report.flags.get("speculative_num_draft_tokens")
     if isinstance(own, int):
         return own
@@ -188,17 +188,17 @@ def requested_tokens(report: EngineReport, launch: str, num_draft_tokens: int) -
 
 
 @as_list
-def ceiling_findings(served: Acceptance, setting: Setting, asked: int | None) -> Iterator[Finding]:
-    """``flags.steps_tokens``: steps end lower than the draft tokens that were asked for let one expect."""
+def ceiling_findings(served: Acceptance, setting: Setting, wanted: int | None) -> Iterator[Finding]:
+    """``flags.steps_tokens``: verify steps accept fewer drafts than the requested draft tokens allow."""
     histogram, (num_steps, topk, _) = served.histogram or (), setting
     deepest = max((accepted for accepted, steps in enumerate(histogram) if steps), default=0)
     ceiling, steps = num_steps or deepest, sum(histogram)
-    if topk not in (None, 1) or asked is None or asked <= ceiling + 1 or deepest > ceiling or steps < CEILING_STEPS:
-        return
     full = histogram[ceiling] if ceiling < len(histogram) else 0
-    if num_steps is not None or full >= CEILING_STEPS / 2:
+    below = topk in (None, 1) and wanted is not None and deepest <= ceiling < wanted - 1
+    sure = steps >= CEILING_STEPS and (num_steps is not None or full >= CEILING_STEPS / 2)
+    if below and sure:
         evidence = (
-            f"{asked} draft tokens were asked for, and none of {steps} verify steps accepted more than {ceiling}; "
+            f"{wanted} draft tokens were requested, and none of {steps} verify steps accepted more than {ceiling}; "
             f"{full} of them accepted all {ceiling}: no accept length can exceed {ceiling + 1}."
         )
         subject = f"{served.source} --speculative-num-draft-tokens"
@@ -232,7 +232,7 @@ def mode_findings(reports: Sequence[EngineReport]) -> Iterator[Finding]:
 
 
 def _only_flag(one: EngineReport, other: EngineReport) -> str | None:
-    """The one flag that tells the runs apart, in words; ``None`` where they are not to be compared."""
+    """The one flag in which the runs differ, as text; ``None`` where they are not to be compared."""
     if one.form != other.form or one.form in ("unmeasured", "average", "alpha"):
         return None
     prompts = [[request.prompt_tokens for request in report.requests] for report in (one, other)]
@@ -259,7 +259,7 @@ def cost_findings(summaries: Sequence[Summary], *, on_cpu: bool) -> Iterator[Fin
 
     Args:
         on_cpu: the points were measured on a CPU, where verifying several tokens costs as much as decoding
-            them one by one: what is found there is a note, for it says nothing about a GPU.
+            them one by one: what is found there is a note, for it does not carry over to a GPU.
     """
     for load in sorted({summary.concurrency for summary in summaries}):
         here = [summary for summary in summaries if summary.concurrency == load]

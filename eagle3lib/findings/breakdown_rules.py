@@ -28,7 +28,7 @@ SAMPLES = "predicted for the samples"
 
 @dataclass(frozen=True)
 class Limit:
-    """A length in tokens beyond which the files say that this draft is on unknown ground."""
+    """A length in tokens beyond which, by its files, this draft was not trained."""
 
     tokens: int
     kind: str  # of the finding

@@ -56,7 +56,7 @@ def stream_findings(
 ) -> Iterator[Finding]:
     """Captured streams against the boundaries the draft was trained on.
 
-    ``expected``: in the order of ``fc``'s slots; ``None`` where it is not known.
+    ``expected``: in the order of ``fc``'s column blocks; ``None`` where it is not known.
     """
     for match in matches:
         if match.boundary is None and match.scale != 1.0:
@@ -136,7 +136,7 @@ def _rank_findings(captures: Sequence[Capture]) -> Iterator[Finding]:
 
 
 def _pairing_findings(captures: Sequence[Capture]) -> Iterator[Finding]:
-    """The token whose embedding stands beside the state of token t must be token t + 1."""
+    """The token whose embedding is paired with the state of token t must be token t + 1."""
     agreeing = dict.fromkeys(SHIFTS, 0)
     for capture in captures:
         ids, embedded = capture.input_ids, capture.stages.get("embedded_ids")

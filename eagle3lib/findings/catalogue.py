@@ -34,7 +34,7 @@ class Entry:
 
 @cache
 def catalogue() -> Mapping[tuple[str, str], Entry]:
-    """Every entry by kind and case; the case "" is the kind itself, and the others say only what differs from it."""
+    """Every entry by kind and case; the case "" is the kind itself, and the others hold only what differs from it."""
     text = resources.files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
     entries = {}
     for kind, fields in yaml.safe_load(text).items():
@@ -71,7 +71,7 @@ def about(kind: str) -> Entry:
 
 
 def is_symptom(kind: str) -> bool:
-    """It says that something is wrong, and not what."""
+    """It shows that something is wrong, and not what."""
     return about(kind).role == "symptom"
 
 
@@ -99,15 +99,14 @@ def catalogue_table() -> list[dict[str, str]]:
 
 def markdown() -> str:
     """The catalogue as the page ``docs/findings.md``."""
-    lines = [
-        "# Kinds of finding",
-        "",
+    head = (
         "Written by `make docs` from `eagle3lib/findings/catalogue.yaml`. A *cause* explains a loss of acceptance, a "
-        "*limit* caps what a rightly fed draft can gain, a *symptom* says that something is wrong and not what.",
-    ]
+        "*limit* caps what a rightly fed draft can gain, a *symptom* shows that something is wrong and not what."
+    )
+    lines = ["# Kinds of finding", "", head]
     for (kind, case), known in catalogue().items():
         lines += ["", f"### {kind}: {case}" if case else f"## {kind}: {known.title}", ""]
         lines += [f"*{known.severity}, {known.role}.* {known.meaning}", "", f"- Consequence: {known.consequence}"]
-        lines += [f"- Remedy: {known.remedy}"] if known.remedy else ["- Remedy: said by the finding, from its numbers."]
+        lines += [f"- Remedy: {known.remedy or 'given by the finding, from its numbers.'}"]
         lines += [f"- Source: {known.source}"] if not case or known.source != catalogue()[kind, ""].source else []
     return "\n".join(lines) + "\n"

@@ -38,7 +38,7 @@ def inspect(
 ) -> Inspection:  # fmt: skip
     """Read everything once and apply every rule.
 
-    ``target_folder`` and ``launch_text`` may be "": less is said then, and ``missing`` lists what was not
+    ``target_folder`` and ``launch_text`` may be "": fewer rules apply then, and ``missing`` lists what was not
     given. ``longest_prompt`` is in tokens, 0 if unknown. Unsafe weights become a finding; other unusable
     files raise :class:`InputError`.
     """

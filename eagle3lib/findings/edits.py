@@ -14,7 +14,7 @@ from eagle3lib.findings.inspection import Inspection
 from eagle3lib.measuring.streams import Boundary
 from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
 
-#: Fields of other programs that say nothing to SGLang once their content stands at the top level.
+#: Fields of other programs, which SGLang does not need once their content is at the top level.
 _FOREIGN = (
     "transformer_layer_config", "speculators_config", "speculators_model_type", "speculators_version", "auto_map",
     "has_no_defaults_at_init", "aux_hidden_states_layer_ids", "eagle_aux_hidden_state_layer_ids",
@@ -39,7 +39,7 @@ def drop_flag(flag: str) -> dict[str, Any]:
 
 
 def set_ids(boundaries: Sequence[Boundary] | None, inspection: Inspection) -> dict[str, Any]:
-    """Remedy and edit that make the engine capture these boundaries, or a remedy that says why nothing does.
+    """Remedy and edit that make the engine capture these boundaries, or the reason why nothing does.
 
     Empty where they or the target are not known.
     """

@@ -2,8 +2,8 @@
 
 The shapes have names: a *floor* accepts next to nothing; a *flat hit* lowers the first position and with it all
 others; a *tail hit* leaves the first as it was and lowers those after it. A *length hit*, which grows with the
-conversation, is told from the steps' places (``breakdown_rules.length_findings``). And the wiring that responses
-show, against the one that should have been served.
+conversation, shows in the steps' places (``breakdown_rules.length_findings``). And the wiring that responses show,
+against the configured one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from eagle3lib.measuring.served_wiring import ServedWiring
 from eagle3lib.measuring.significance import is_significant
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
-#: Fewer than one draft in ten verify steps: a wrongly fed draft guesses common words right that often (the
+#: Fewer than one draft in ten verify steps: a wrongly fed draft guesses common tokens right that often (the
 #: incident's 1.0585), and a tenth more tokens a step do not pay for a chain's passes.
 FLOOR = 1.1
 #: One draft a step costs one pass and gives no second position: the same length asks more of the first one.
@@ -38,7 +38,7 @@ SHAPES = {
     "wrong from the first token (boundaries, their order, norms, embedding, head)",
     "tail hit": "a tail hit: the first position is as predicted and later ones fall, so that what the draft feeds "
     "back to itself differs (norm_output, later positions, a tree's keys)",
-    "": "too few steps to tell which positions it hits",
+    "": "too few steps to know which positions it hits",
 }
 #: No edit goes with it: the config inspected asks for the right thing already.
 _ELSEWHERE = (
@@ -87,7 +87,7 @@ class Gap:
             meaning = "One request gives no interval."
         elif not self.seen:
             low, high = self.difference.ci
-            same = "the engine does what its files say" if low <= 0 <= high else "it is small, and more than chance"
+            same = "the engine does what its files ask for" if low <= 0 <= high else "it is small, and more than chance"
             floor = ", and wired so these weights accept next to nothing: look at the files (01, 02)"
             meaning = f"This is no difference to speak of: {same}{floor if at_floor(self.predicted) else ''}."
         elif self.share > 0:
@@ -155,7 +155,7 @@ def prediction_findings(source: str, predicted: Sequence[Histogram], served: Seq
 def served_findings(found: ServedWiring, *, layers: int) -> Iterator[Finding]:
     """An error for each switch that was surely served otherwise than configured, a note where one is not sure.
 
-    Silent where the configured wiring may be what was served, or where too little was accepted to say.
+    Silent where the configured wiring may be what was served, or where too little was accepted to decide.
     ``layers``: blocks of the target.
     """
     if found.answer in ("as configured", "undecided") or not found.best.tells:
@@ -174,7 +174,7 @@ def served_findings(found: ServedWiring, *, layers: int) -> Iterator[Finding]:
             kind, subject = layer_difference(served, configured, layers), ENGINE_PLACE
         else:
             kind, subject = kind_of_switch(switch), switch
-        severity, effect = "note", f"{switch} may have been served as {_written(served)}: more responses would tell."
+        severity, effect = "note", f"{switch} may have been served as {_written(served)}: more responses would show it."
         if _written(configured) not in possible:
             severity = "error"
             effect = f"The engine served {switch} = {' or '.join(possible)}, not {_written(configured)} as configured."

@@ -63,7 +63,7 @@ class Inspection:
             raise InputError(
                 "the draft's wiring",
                 f"none that can be run ({reasons})",
-                "boundaries for fc's slots",
+                "boundaries for fc's column blocks",
                 "write the ids into eagle_config.eagle_aux_hidden_state_layer_ids, and give the target",
             )
         return found

@@ -1,7 +1,7 @@
 """What notebook 03 predicts: the samples, at every number of steps at once, and what was served.
 
-With a draft under the wiring that the engine's rules give, beside its target. What cannot be had from the inputs is
-said, and that part left out.
+With a draft under the wiring that the engine's rules give, beside its target. What the inputs do
+not allow is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Pair:
 def open_pair(
     draft: str, target: str, launch: str, engine: str, cache: Path, dtype: str = "float32", device: str = "cpu"
 ) -> tuple[Inspection | None, Pair | str]:
-    """What the files say, as far as that goes, and what predicts with them, or why nothing can.
+    """The inspection, as far as the files allow, and the pair that predicts, or why there is none.
 
     Raises ``InputError`` for a ``device`` that is not here: asked for by name, it is no part to leave out.
     """
@@ -115,7 +115,7 @@ def predict_served(
 def read_wiring(
     pair: Pair | str, reports: Sequence[EngineReport], temperature: float, progress: Progress
 ) -> list[ServedWiring]:
-    """The prediction turned round: the wiring under which it is what was served; nothing where it cannot be told."""
+    """The prediction turned round: the wiring under which it is what was served; nothing where it cannot be found."""
     if isinstance(pair, str) or not reports or (temperature and pair.rule == "rejection"):
         return []
     ids, bases = pair.inspection.draft.aux_ids, [pair.inspection.target.rope.theta]
@@ -147,7 +147,7 @@ class Breakdown:
 
 
 def break_down(
-    pair: Pair | str, samples: str, setting: Setting, watch: Watch = lambda items, words: items,
+    pair: Pair | str, samples: str, setting: Setting, watch: Watch = lambda items, label: items,
     temperature: float = 0.0,
 ) -> Breakdown:  # fmt: skip
     """Chains of 1 to 8 steps and ``setting`` itself, over ``samples``, under the pair's wiring.
@@ -186,7 +186,7 @@ def break_down(
 
 @dataclass(frozen=True)
 class _Predicted:
-    """One sample: its chains of every length, the steps of the setting in force, and what stands beside them.
+    """One sample: its chains of every length, the steps of the setting in force, and what is shown beside them.
 
     ``textbook``: of a tree whose nodes attend to their own chains. ``why``: there is no expectation.
     """

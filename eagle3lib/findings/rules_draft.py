@@ -89,11 +89,11 @@ def unserved_norms(i: Inspection) -> Iterator[Finding]:
         if not getattr(i.trained.switches, name) or getattr(i.served, name):
             continue
         held = i.tensor(*tensors) if tensors else None
-        said = f"the config does not set {name}"
+        shown = f"the config does not set {name}"
         if getattr(i.draft, name):
-            said = f"{i.draft.norm_places.get(name, '')} is true"
+            shown = f"{i.draft.norm_places.get(name, '')} is true"
         if held:
-            said += f", and the file holds {held.name} {list(held.shape)}"
+            shown += f", and the file holds {held.name} {list(held.shape)}"
         if i.served.version == "0.5.9":
             cure, why = {"remedy": f"Use SGLang 0.5.23 with {name} at top level."}, "0.5.9 knows no such flag"
         elif i.draft.mla and name == "norm_before_fc":
@@ -101,7 +101,7 @@ def unserved_norms(i: Inspection) -> Iterator[Finding]:
             why = "the MLA draft has no such norm"
         else:
             cure, why = set_config(place_of(name, i), True), f"it reads the top-level {name}"
-        yield make_finding(kind, name, f"{said}; SGLang {i.served.version} {undone}: {why}.", **cure)
+        yield make_finding(kind, name, f"{shown}; SGLang {i.served.version} {undone}: {why}.", **cure)
 
 
 def norm_meanings(i: Inspection) -> Iterator[Finding]:
@@ -131,11 +131,9 @@ def rope_scaling(i: Inspection) -> Iterator[Finding]:
     rope, target = i.draft.rope, i.target.rope if i.target else None
     found = partial(make_finding, "rope.scaling", "rope_scaling")
     if added_yarn(i.draft):
-        yield found(
-            f"YaRN x{(rope.scaling or {}).get('factor')} stands in the config of a ModelOpt export.", case="export"
-        )
+        yield found(f"YaRN x{(rope.scaling or {}).get('factor')} in the config of a ModelOpt export.", case="export")
     elif rope.scaling and not i.served.rope.scaling:
-        what = f"{rope.kind} scaling stands in rope_parameters, which SGLang {i.served.version} does not read."
+        what = f"{rope.kind} scaling is in rope_parameters, which SGLang {i.served.version} does not read."
         yield found(what, case="unread", edits=[Edit("draft config", "rope_scaling", dict(rope.scaling))])
     elif target is None:
         return
@@ -192,7 +190,7 @@ def contradictions(i: Inspection) -> Iterator[Finding]:
         what, cure = f"num_hidden_layers is {d.layers}, the weights hold {held}.", set_config("num_hidden_layers", held)
         yield found("num_hidden_layers", what, severity="error", **cure)
     for key in d.duplicates:
-        what = f"the key {key} stands twice; its last value is taken."
+        what = f"the key {key} is there twice; its last value is taken."
         yield make_finding("config.out_of_range.duplicate_key", key, what)
     for refusal in i.refusals("config"):
         key = refusal.split()[0]

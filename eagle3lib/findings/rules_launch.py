@@ -42,16 +42,16 @@ def algorithm(i: Inspection) -> Iterator[Finding]:
     if not _judged(i):
         return
     kind, flag, path_flag = "flags.algorithm", "--speculative-algorithm", "--speculative-draft-model-path"
-    asked, served = i.launch.text("speculative_algorithm"), i.served.speculation.algorithm
+    given, served = i.launch.text("speculative_algorithm"), i.served.speculation.algorithm
     path, model = i.launch.text("speculative_draft_model_path"), i.launch.text("model_path")
     edits = [Edit("launch", flag, "EAGLE3")]
-    if asked is None:
+    if given is None:
         meant = any(name.startswith("speculative_") for name in i.launch.flags)
         if is_command(i.launch):
             what = f"no {flag}{' beside other speculative flags' if meant else ''}."
             yield make_finding(kind, flag, what, case="none", severity="error" if meant else "warning", edits=edits)
     elif served != "EAGLE3":
-        what = f"{flag} {asked} with an EAGLE-3 draft."
+        what = f"{flag} {given} with an EAGLE-3 draft."
         yield make_finding(kind, flag, what, case="EAGLE" if served == "EAGLE" else "", edits=edits)
     elif path is None or model is not None and PurePath(path) == PurePath(model):
         what = f"{path_flag} is not given." if path is None else f"{path_flag} {path} is the target itself."
@@ -61,14 +61,16 @@ def algorithm(i: Inspection) -> Iterator[Finding]:
 def steps(i: Inspection) -> Iterator[Finding]:
     if not _judged(i):
         return
-    asked = [i.launch.integer(name) for name in SETTING]
-    spec, tokens, changes = i.served.speculation, asked[2], {}
+    requested = [i.launch.integer(name) for name in SETTING]
+    spec, tokens, changes = i.served.speculation, requested[2], {}
     chain = spec.num_steps if spec.num_steps and spec.num_steps > 1 else 3
     if refused := i.refusals("steps"):
         case, text, wanted = "", "; ".join(refused), (3, 1, 4)
     elif "num_draft_tokens" in spec.changed and tokens is not None:
         case, text, wanted = "overridden", spec.changed["num_draft_tokens"], (chain, 1, chain + 1)
-        changes["severity"] = "error" if tokens > (spec.num_steps or 0) + 1 else "warning"
+        most = (spec.num_steps or 0) + 1
+        changes["consequence"] = f"At most {most} tokens a verify step, not {tokens}."
+        changes["severity"] = "error" if tokens > most else "warning"
     elif spec.topk and spec.topk > 1 and spec.num_steps and (spec.num_draft_tokens or 99) < spec.num_steps + 1:
         nodes = tree_nodes(spec.num_steps, spec.topk)
         text = f"a tree of {spec.num_steps} steps ({nodes} nodes) is cut to {spec.num_draft_tokens - 1} drafts"
@@ -80,9 +82,9 @@ def steps(i: Inspection) -> Iterator[Finding]:
     if wanted:
         changes |= set_flags(dict(zip(SETTING_FLAGS, wanted, strict=True)))
         changes["remedy"] += " Notebook 05 measures which length pays."
-    flags = [f"{name} {value}" for name, value in zip(SETTING_FLAGS, asked, strict=True) if value is not None]
+    flags = [f"{name} {value}" for name, value in zip(SETTING_FLAGS, requested, strict=True) if value is not None]
     effective = "/".join("?" if v is None else str(v) for v in (spec.num_steps, spec.topk, spec.num_draft_tokens))
-    what = f"Asked: {' '.join(flags) or 'no settings'}. {text}. Effective: {effective}."
+    what = f"Requested: {' '.join(flags) or 'no settings'}. {text}. Effective: {effective}."
     yield make_finding("flags.steps_tokens", "--speculative-num-draft-tokens", what, case=case, **changes)
 
 

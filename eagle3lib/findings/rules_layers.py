@@ -26,7 +26,7 @@ def fc_states(i: Inspection) -> tuple[int, int, str] | None:
 def layer_difference(found: Sequence[Boundary | None], expected: Sequence[Boundary], layers: int) -> str | None:
     """The kind of finding that names it; ``None`` where every known state is the expected one.
 
-    Both in the order of ``fc``'s slots, of a target of ``layers`` blocks; ``None`` in ``found`` is no boundary.
+    Both in the order of ``fc``'s column blocks, of a target of ``layers`` blocks; ``None`` in ``found`` is no boundary.
     """
     known = [(got, want) for got, want in zip(found, expected, strict=True) if got is not None]
     wrong = [pair for pair in known if pair[0] != pair[1]]
@@ -113,7 +113,7 @@ def _difference(i: Inspection) -> str | None:
         return None
     wanted = tuple(sorted(trained))
     if captured.boundaries == wanted or i.refusals("family", "empty", "repeat") or not _possible(i, trained):
-        return None  # other rules say it
+        return None  # other rules report it
     if len(captured.pairs) != len(wanted):
         return "aux.layers"
     return layer_difference([b for _, b in sorted(captured.pairs)], wanted, i.layers) or "aux.layers"
@@ -131,7 +131,7 @@ def two_readings(i: Inspection) -> Iterator[Finding]:
         f"Ids {_ids(i)} fit two conventions: SGLang {i.served.version} captures {_captured(i)} on {i.target.family}; "
         f"in another numbering they mean {' or '.join(map(str, others))}: {i.trained.reason}."
     )
-    remedy = f"Notebook 04 tells which it is. If trained on {other}: {set_ids(other, i)['remedy']}"
+    remedy = f"Notebook 04 shows which it is. If trained on {other}: {set_ids(other, i)['remedy']}"
     severity = "warning" if likely_wrong or captured.boundaries not in readings else "note"
     yield make_finding("aux.ids_convention", ENGINE_PLACE, what, case="two readings", severity=severity, remedy=remedy)
 

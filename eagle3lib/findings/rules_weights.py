@@ -12,8 +12,8 @@ from eagle3lib.findings.edits import set_config
 from eagle3lib.findings.finding import Finding, some
 from eagle3lib.findings.inspection import Inspection
 
-#: Tensors that carry no training, or that rules of their own speak of.
-_SPOKEN_OF = re.compile(
+#: Tensors that carry no training, or that have rules of their own.
+_OTHER_RULES = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)verifier_|self_attn\.[qk]_norm\.|self_attn\.(q|k|v|qkv)_proj\.bias$|(^|\.)mask_hidden$"
 )
 #: Where trainers leave the vocabulary map outside of the weights.
@@ -49,8 +49,8 @@ def _strip_prefix(names: Sequence[str]) -> dict[str, str]:
 
 
 def unread(i: Inspection) -> Iterator[Finding]:
-    names = [name for name in i.loading.unread if not _SPOKEN_OF.search(name)]
-    if i.draft.tied and i.draft.reduced:  # vocab.tied_head speaks of the head
+    names = [name for name in i.loading.unread if not _OTHER_RULES.search(name)]
+    if i.draft.tied and i.draft.reduced:  # vocab.tied_head reports the head
         names = [name for name in names if not name.endswith("lm_head.weight")]
     if names:
         old = i.served.version == "0.5.9" and any(re.match(r"(model\.)?layers\.0\.", name) for name in names)
@@ -124,14 +124,14 @@ def tied_head(i: Inspection) -> Iterator[Finding]:
     own = i.tensor("lm_head.weight")
     cure = set_config("tie_word_embeddings", False)
     if own:
-        said = f"the file's {own.name} {list(own.shape)} is dropped"
+        own_head = f"the file's {own.name} {list(own.shape)} is dropped"
     elif i.checkpoint is None:
-        said = "the weights are not known"
+        own_head = "the weights are not known"
     else:
-        said = "the file holds no lm_head.weight"
+        own_head = "the file holds no lm_head.weight"
         cure["remedy"] += " And export the head that was trained."
     size, vocab = f"{i.draft.draft_vocab_size:,}", f"{i.draft.vocab_size:,}"
-    what = f"tie_word_embeddings is true with a draft vocabulary of {size} out of {vocab}; {said}."
+    what = f"tie_word_embeddings is true with a draft vocabulary of {size} out of {vocab}; {own_head}."
     yield make_finding("vocab.tied_head", "tie_word_embeddings", what, **cure)
 
 

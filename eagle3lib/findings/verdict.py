@@ -3,7 +3,7 @@
 Every finding of an earlier notebook is evidence for one kind of cause. The confidence of a single finding
 follows from its severity; findings of several notebooks agree independently, so that the chance that all of
 them are mistaken is the product of their doubts. Causes rank before what merely limits a draft, and both
-before symptoms, which say that something is wrong and not what.
+before symptoms, which show that something is wrong and not what.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eagle3lib.findings.finding import Edit
 REFUTED = 0.1
 LEAVE = (
     "Change nothing for this alone: notebook 02 measured the draft wired just as it is served, and it predicts well. "
-    "The config says something of its training that these weights do not bear out."
+    "The config describes another training than these weights show."
 )
 #: The reason of a notebook that was not run, in ``reporting.records.read_records``.
 NO_RECORD = "no record"
@@ -33,10 +33,10 @@ CERTAIN = 0.99
 #: What a rank costs in confidence, so that a doubtful cause does not hide a certain limit.
 RANK_COST = {"cause": 0.0, "limit": 0.1, "symptom": 1.0}
 
-#: How far below a prediction on other text a served accept length may lie before it stands against it.
+#: How far below a prediction on other text a served accept length may lie before it counts against the draft.
 OTHER_TEXT = 0.2
 
-#: The notebooks whose answer can tell a healthy setup from a sick one: files first, then behaviour.
+#: The notebooks that can show a setup to be healthy: files first, then behaviour.
 FILES, BEHAVIOUR = "01_config_inspection", ("02_manual_forward", "03_acceptance", "04_capture_diff")
 
 
@@ -46,7 +46,7 @@ _Found = list[tuple[str, Mapping[str, Any]]]  # findings of one cause, each with
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One cause with all the evidence for it. ``confidence`` is in 0..1; ``notebooks`` say where it showed."""
+    """One cause with all the evidence for it. ``confidence`` is in 0..1; ``notebooks``: where it was found."""
 
     kind: str
     confidence: float
@@ -60,7 +60,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``healthy`` is ``None`` where too little was looked at to say."""
+    """``healthy`` is ``None`` where too little was looked at to decide."""
 
     diagnosis: tuple[Diagnosis, ...]
     healthy: bool | None
@@ -83,7 +83,7 @@ def verdict(records: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]
     diagnosis = tuple(sorted((_diagnose(found, cause in refuted) for cause, found in causes.items()), key=_rank))
     healthy = _healthy(diagnosis, records)
     if healthy and any(reason != NO_RECORD for reason in missing.values()):
-        healthy = None  # a record that cannot be read may have said anything
+        healthy = None  # a record that cannot be read may have held anything
     return Verdict(diagnosis, healthy, _next_step(diagnosis, healthy, records, missing))
 
 
@@ -159,7 +159,7 @@ def _behaves(stem: str, results: Mapping[str, Any]) -> bool:
 
 
 def _doubts(records: _Records) -> list[str]:
-    """What no finding says and a healthy draft would not show."""
+    """What no finding reports and a healthy draft would not show."""
     offline, served = (_results(records, stem) for stem in BEHAVIOUR[:2])
     doubts = []
     if (answer := offline.get("answer")) in ("wiring", "model", "both"):
@@ -176,7 +176,7 @@ def _doubts(records: _Records) -> list[str]:
 
 
 def _results(records: _Records, stem: str) -> Mapping[str, Any]:
-    """What a notebook found, as far as there is a record of it that says so."""
+    """What a notebook found, empty where its record has no such thing."""
     results = records.get(stem, {}).get("results")
     return results if isinstance(results, Mapping) else {}
 
@@ -209,12 +209,12 @@ def _next_step(
         offline_only = conclusive == [BEHAVIOUR[0]]
         why = "the draft predicts well and its files agree" if offline_only else "the draft is served as it was trained"
         return f"Nothing to mend: {why}." + (f" Not looked at: {unseen}." if unseen else "")
-    said = ["Too little was looked at to say.", *(f"{doubt}." for doubt in _doubts(records))]
+    sentences = ["Too little was looked at to decide.", *(f"{doubt}." for doubt in _doubts(records))]
     kinds = [source.get("kind") for source in entries(_results(records, BEHAVIOUR[1]), "sources")]
     if "engine" in kinds and BEHAVIOUR[1] not in conclusive:
-        said.append("What the engine accepted has no prediction beside it: give 03 samples, draft and target.")
+        sentences.append("What the engine accepted has no prediction beside it: give 03 samples, draft and target.")
     if tried := ", ".join(stem for stem in (FILES, *BEHAVIOUR) if stem in records):
-        said.append(f"{tried} ran and did not settle it: give them more samples or what they lacked.")
+        sentences.append(f"{tried} ran and did not settle it: give them more samples or what they lacked.")
     if unseen:
-        said.append(f"Run {unseen} with the same run_dir.")
-    return " ".join(said)
+        sentences.append(f"Run {unseen} with the same run_dir.")
+    return " ".join(sentences)

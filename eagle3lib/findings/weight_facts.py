@@ -26,7 +26,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 @dataclass(frozen=True)
 class Broken:
-    """A tensor with ``count`` bad values of the ``seen`` ones; ``what`` says how they are bad."""
+    """A tensor with ``count`` bad values of the ``seen`` ones; ``what``: how they are bad."""
 
     name: str
     what: str
@@ -34,7 +34,7 @@ class Broken:
     seen: int
 
 
-#: What is wrong with the vocabulary map: the suffix of ``vocab.map``, and words.
+#: What is wrong with the vocabulary map: the suffix of ``vocab.map``, and the evidence.
 VocabFault = tuple[str, str]
 
 
@@ -120,7 +120,7 @@ def _vocab(draft: DraftConfig, d2t: Tensor | None, t2d: Tensor | None, vocab: in
         return
     size = len(d2t)
     if draft.draft_vocab and size != draft.draft_vocab:
-        yield "length", f"d2t has {size:,} entries, the config says draft_vocab_size {draft.draft_vocab:,}"
+        yield "length", f"d2t has {size:,} entries, the config has draft_vocab_size {draft.draft_vocab:,}"
     ids = d2t.long() + torch.arange(size)
     if t2d is not None and (t2d.ndim != 1 or vocab and len(t2d) != vocab):
         yield "t2d", f"t2d is of shape {list(t2d.shape)}, the target's vocabulary has {vocab or 0:,}"

@@ -1,4 +1,4 @@
-"""02: what the draft's own predictions say about its wiring, its quality, and the samples themselves."""
+"""02: what follows from the draft's own predictions for its wiring, its quality and the samples."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from eagle3lib.measuring.survey import Survey
 from eagle3lib.measuring.wiring_search import GOOD_FIRST, Candidate, Search
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
-#: The draft vocabulary may miss this share of what the target says before it is worth a warning.
+#: The draft vocabulary may miss this share of the target's tokens before it is worth a warning.
 MAX_MISSED = 0.05
-#: Below this a draft is not poor but disconnected: one fed other states still guesses common words.
+#: Below this a draft is not poor but disconnected: one fed other states still guesses common tokens.
 NEVER = 0.02
 
 
@@ -38,7 +38,7 @@ def search_findings(search: Search, inspection: Inspection) -> Iterator[Finding]
     if search.answer in ("model", "both"):
         best = search.better or search.as_configured
         first, under = best.conditional_depth1, f"Under the best wiring tried ({best.change})"
-        # An idle slot: a stream is known to be none of those trained on, so that the layers may be to blame.
+        # An idle column block: a stream is known to be none of those trained on, so that the layers may be to blame.
         never = first.ci is not None and first.ci[1] < NEVER and not search.idle_slots
         yield _mismatched(first, under) if never else _poor(first, under)
 
@@ -52,7 +52,7 @@ def _changes(search: Search, better: Candidate, inspection: Inspection) -> Itera
     )
     if better.near:
         others = "; ".join(change.split(" instead of")[0] for change in better.near)
-        evidence += f" That the wiring is wrong is sure; too near to tell from this one on these samples: {others}."
+        evidence += f" That the wiring is wrong is sure; too near to this one to decide on these samples: {others}."
     for switch, (was, wanted) in search.configured.differences(better.wiring).items():
         if switch == "boundaries":
             kind, subject = layer_difference(was, wanted, inspection.layers), ENGINE_PLACE
@@ -90,7 +90,7 @@ def _mismatched(first: Rate, under: str) -> Finding:
 
 
 def measured_wiring(inspection: Inspection, dataset: Iterable[SampleStates]) -> tuple[Wiring, str]:
-    """The wiring to measure, and in words what it is.
+    """The wiring to measure, and a description of it.
 
     As the engine serves it where its boundaries' states are at hand. Files of a large target often hold the states
     that the draft was trained on and no other: then the samples' own boundaries.
@@ -118,7 +118,7 @@ def sample_findings(inspection: Inspection, measured: Wiring, first: Rate) -> It
     """
     captured, boundaries = inspection.captured_boundaries, measured.boundaries
     if inspection.target is None or captured in (None, boundaries) or inspection.served.captured.problems:
-        return  # where the engine cannot capture them at all, notebook 01 says it
+        return  # where the engine cannot capture them at all, notebook 01 reports it
     value = first.value or 0.0  # fed other states a draft is right in one of twenty: half of good is sure enough
     good = value >= GOOD_FIRST and (first.ci[0] if first.ci else value) >= GOOD_FIRST / 2
     same = len(captured) == len(boundaries)
@@ -144,7 +144,7 @@ def conclusion(
     answer: str = "undecided" if search is None else search.answer
     if shown:
         answer = "both" if answer in ("model", "both") else "wiring"
-    if worse_on_traffic(found):  # whatever the samples say, what is served is what counts
+    if worse_on_traffic(found):  # whatever the samples show, the traffic counts
         answer = {"sound": "model", "wiring": "both"}.get(answer, answer)
     if shown and not (search and search.better):
         return answer, measured.boundaries
@@ -215,7 +215,7 @@ def traffic_findings(
 
 @as_list
 def teacher_findings(last: LastState, first: Rate) -> Iterator[Finding]:
-    """``target.mismatch``: a trainer that reads the files as their layout says learns from another state.
+    """``target.mismatch``: a trainer that reads the files as their layout states learns from another state.
 
     ``first``: the first position right under the measured wiring. An error where that is poor.
     """
@@ -229,7 +229,7 @@ def teacher_findings(last: LastState, first: Rate) -> Iterator[Finding]:
 
 
 def overlap(a: Rate, b: Rate) -> str:
-    """Do the 95 % intervals overlap, in words."""
+    """Whether the 95 % intervals overlap, as text."""
     if a.ci is None or b.ci is None:
         return "no interval"
     return "apart" if a.ci[1] < b.ci[0] or b.ci[1] < a.ci[0] else "overlap"
