@@ -194,8 +194,7 @@ def work_forward(folder: Path) -> None:
 
 def work_03(folder: Path) -> None:
     """What notebook 03 predicts for samples, of a chain and of a tree."""
-    from eagle3lib.findings.breakdown import break_down
-    from eagle3lib.findings.offline import open_pair
+    from eagle3lib.findings.offline import break_down, open_pair
 
     _, pair = open_pair(str(folder / "draft"), str(folder / "target"), "", "sglang==0.5.23", folder, "bfloat16")
     for setting in ((3, 1, 4), (3, 4, 8)):

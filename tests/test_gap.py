@@ -8,17 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eagle3lib.findings.acceptance_rules import floor_findings, prediction_findings
-from eagle3lib.findings.breakdown_rules import (
-    Limit,
-    category_findings,
-    ceiling_findings,
-    length_findings,
-    report_sides,
-    step_sides,
-)
-from eagle3lib.findings.gap import gap
-from eagle3lib.findings.mode_rules import mode_findings
+from eagle3lib.findings.acceptance_rules import ceiling_findings, floor_findings, mode_findings
+from eagle3lib.findings.breakdown_rules import Limit, category_findings, length_findings, report_sides, step_sides
+from eagle3lib.findings.gap import gap, prediction_findings
 from eagle3lib.measuring.acceptance import Acceptance, from_histograms, from_report
 from eagle3lib.measuring.steps import concatenated
 from eagle3lib.reading.engine_reports import EngineReport, RequestReport
@@ -99,7 +91,7 @@ def test_a_planted_fault_is_found_and_named(shape: str, requests: int) -> None:
     assert (finding.kind, finding.severity) == ("acceptance.below_prediction", "error")
     assert f"A {shape}" in finding.evidence
     words = gap("server", predicted, served).sentence()
-    assert "below what these weights can do" in words and shape in words
+    assert "below what these weights do" in words and shape in words
     assert [f.kind for f in floor_findings(from_histograms("x", "engine", "", served))] == (
         ["acceptance.floor"] if shape == "floor" else []
     )
@@ -173,7 +165,7 @@ def test_runs_that_differ_by_one_flag_are_compared_and_others_not() -> None:
     plain, mode = report("tp4.jsonl", good, tp_size=4), report("dp.jsonl", poor, tp_size=4, enable_dp_attention=True)
     [finding] = mode_findings([plain, mode])
     assert (finding.kind, finding.severity) == ("engine.mode", "error")
-    assert "--enable-dp-attention" in finding.evidence and "less in dp.jsonl" in finding.consequence
+    assert "--enable-dp-attention" in finding.evidence and "less in dp.jsonl" in finding.evidence
     other_steps = report("b", poor, tp_size=4, speculative_num_steps=5)
     two_flags = report("b", poor, tp_size=2, enable_dp_attention=True)
     other_prompts = EngineReport("b", "histogram", mode.requests[::-1], mode.flags)

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from eagle3lib.engine.client import Response, save_responses
 from eagle3lib.engine.speculation import common_setting, with_settings
 from eagle3lib.errors import InputError
-from eagle3lib.findings.acceptance_rules import prediction_findings, report_findings
-from eagle3lib.findings.breakdown import break_down
-from eagle3lib.findings.offline import Pair, open_pair, predict_served, read_wiring
+from eagle3lib.findings.acceptance_rules import report_findings
+from eagle3lib.findings.gap import prediction_findings
+from eagle3lib.findings.offline import Pair, break_down, open_pair, predict_served, read_wiring
 from eagle3lib.maths.target import Target
 from eagle3lib.measuring.prediction import continued, predict
 from eagle3lib.measuring.sample_states import sample_states

@@ -10,7 +10,7 @@ import pytest
 from eagle3lib.engine.server import _command
 from eagle3lib.engine.sweep import run_sweep, setting_launch
 from eagle3lib.errors import InputError
-from eagle3lib.findings.cost_rules import cost_findings
+from eagle3lib.findings.acceptance_rules import cost_findings
 from eagle3lib.measuring.sweep import recommend, summarise
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.points import OFF, Point, parse_points, read_points

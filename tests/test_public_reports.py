@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from eagle3lib.findings import acceptance_rules as rules
+from eagle3lib.findings.acceptance_rules import mode_findings
 from eagle3lib.findings.breakdown_rules import Limit, length_findings, report_sides
 from eagle3lib.findings.config_rules import inspect
 from eagle3lib.findings.finding import Finding
-from eagle3lib.findings.mode_rules import mode_findings
 from eagle3lib.measuring.acceptance import from_report, from_training
 from eagle3lib.reading.engine_reports import parse_engine_report
 from eagle3lib.reading.training_reports import checkpoints, parse_training_report
@@ -118,7 +118,7 @@ def test_two_modes_of_one_engine_apart() -> None:
         windows = [f"Decode batch, #running-req: 4, accept len: {length}, x" for length in lengths * 4]
         reports.append(parse_engine_report(head + "\n".join(windows), name))
     [finding] = mode_findings(reports)
-    assert finding.kind == "engine.mode" and "37% less in dp4.log" in finding.consequence
+    assert finding.kind == "engine.mode" and "37% less in dp4.log" in finding.evidence
 
 
 def test_acceptance_peaks_before_the_loss_ends() -> None:

@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle3lib.findings.sample_rules import kind_findings, teacher_findings, traffic_findings, worse_on_traffic
-from eagle3lib.findings.wiring_rules import conclusion
+from eagle3lib.findings.wiring_rules import (
+    conclusion,
+    kind_findings,
+    teacher_findings,
+    traffic_findings,
+    worse_on_traffic,
+)
 from eagle3lib.maths.kernels import rms_norm
 from eagle3lib.maths.target import Target
 from eagle3lib.maths.wiring import Wiring

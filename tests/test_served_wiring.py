@@ -18,7 +18,7 @@ import torch
 
 from eagle3lib.engine.speculation import with_settings
 from eagle3lib.errors import InputError
-from eagle3lib.findings.served_rules import served_findings
+from eagle3lib.findings.gap import served_findings
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.draft_weights import Linear
 from eagle3lib.maths.target import Target

@@ -12,10 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3lib.findings import sample_rules
-from eagle3lib.findings.breakdown import Breakdown, break_down
+from eagle3lib.findings import wiring_rules
 from eagle3lib.findings.breakdown_rules import Limit, limits
-from eagle3lib.findings.offline import open_pair
+from eagle3lib.findings.offline import Breakdown, break_down, open_pair
 from eagle3lib.measuring.acceptance import from_histograms
 from eagle3lib.measuring.accuracy import DepthCounts, Evaluation, Request
 from eagle3lib.measuring.prediction import VerifySteps
@@ -95,7 +94,7 @@ def test_each_reply_of_a_conversation_has_its_own_first_step() -> None:
     walk = VerifySteps((0, 0, 1), (0, 1, 5), True)
     steps = predicted_steps([(walk, sample)], 3)
     evaluation = Evaluation((Request("s", None, DepthCounts(3, (1,), (1,)), (walk,) * 3, 2),))
-    assert places(sample_rules.evaluated_steps(evaluation, 3)) == places(steps)  # the same without text
+    assert places(wiring_rules.evaluated_steps(evaluation, 3)) == places(steps)  # the same without text
     assert places(steps) == [(0, 3, True), (0, 4, False), (1, 8, True)]
     two = predicted_steps([(VerifySteps((0, 0), (0, 1), True), sample)], 3)
     assert [group.label for group in first_and_rest(two)] == ["first after prefill", "all others"]

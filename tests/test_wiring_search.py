@@ -289,7 +289,7 @@ def test_of_wirings_too_near_to_tell_the_least_mistake_is_named(place: int) -> N
     assert best.wiring == near and [each.wiring for each in rest] == [far, CONFIGURED]
     assert best.near == ("boundaries 0, 3, 6 instead of 2, 5, 7",)
     (finding,) = search_findings(Search((best, *rest), CONFIGURED, (), 9, 9.0), inspected(9))
-    assert "too near to tell" in finding.evidence
+    assert "too near to this one" in finding.evidence
 
 
 #: What the demo's draft was trained with. Configured wrong, each is a single change from it.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor, arange
+from torch import arange
 
 from eagle3lib.errors import InputError
-from eagle3lib.findings.boundaries import ids_remedy, layer_difference
 from eagle3lib.findings.catalogue import make_finding
-from eagle3lib.findings.finding import Finding
+from eagle3lib.findings.edits import set_ids
+from eagle3lib.findings.finding import Finding, as_list
 from eagle3lib.findings.inspection import Inspection
+from eagle3lib.findings.rules_layers import layer_difference
 from eagle3lib.maths.target import Target
 from eagle3lib.measuring.replay import StageDiff, replay
 from eagle3lib.measuring.streams import SHIFTS, Boundary, StreamMatch, rank_disagreement
@@ -39,43 +39,45 @@ def replayed(
         return [], str(error)
 
 
-def stage_findings(stages: Sequence[StageDiff]) -> list[Finding]:
+@as_list
+def stage_findings(stages: Sequence[StageDiff]) -> Iterator[Finding]:
     """``capture.diverged``: from the same inputs the engine computes other numbers, first at this stage."""
-    first = next((stage for stage in stages if not stage.ok), None)
-    if first is None:
-        return []
-    evidence = (
-        f"On the engine's own inputs its {first.stage} differs from what these weights give: relative error "
-        f"{first.relative:.3g}, rounding allows {first.tolerance:.0e}; all stages before it agree."
-    )
-    return [make_finding("capture.diverged", first.stage, evidence)]
+    for first in [stage for stage in stages if not stage.ok][:1]:
+        evidence = (
+            f"On the engine's own inputs its {first.stage} differs from what these weights give: relative error "
+            f"{first.relative:.3g}, rounding allows {first.tolerance:.0e}; all stages before it agree."
+        )
+        yield make_finding("capture.diverged", first.stage, evidence)
 
 
+@as_list
 def stream_findings(
     matches: Sequence[StreamMatch], expected: Sequence[Boundary] | None, inspection: Inspection
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Captured streams against the boundaries the draft was trained on.
 
-    ``expected``: in the order of ``fc``'s slots; ``None`` where it is not known.
+    ``expected``: in the order of ``fc``'s column blocks; ``None`` where it is not known.
     """
-    found = [_unmatched(match) for match in matches if match.boundary is None]
+    for match in matches:
+        if match.boundary is None and match.scale != 1.0:
+            times = f"{1 / match.scale:.0f} times this stream is boundary {match.nearest}, the stream itself is none"
+            yield make_finding("aux.partial_sum", f"stream {match.stream}", times)
+        elif match.boundary is None:
+            nearest = f"boundary {match.nearest}: cosine {match.cosine:.4f}, relative error {match.relative_error:.3f}"
+            yield make_finding("capture.unmatched", f"stream {match.stream}", f"nearest is {nearest}")
     shifted = [match for match in matches if match.boundary is not None and match.shift]
     if shifted:
         rows = [f"stream {m.stream}: row t holds boundary {m.boundary} of position t{m.shift:+d}" for m in shifted]
-        found.append(make_finding("align.shift", "rows of fc's input", "; ".join(rows)))
+        yield make_finding("align.shift", "rows of fc's input", "; ".join(rows))
     if expected is None:
-        return found
-    remedy, edits = ids_remedy(expected, inspection)
+        return
     if len(matches) != len(expected):
         evidence = f"{len(matches)} states were captured, the draft was trained on {len(expected)}: {list(expected)}"
-        return [*found, make_finding("aux.count", "fc's input", evidence, remedy=remedy, edits=edits)]
-    kind = layer_difference([match.boundary for match in matches], list(expected), inspection.layers)
-    if kind == "aux.order":
-        remedy, edits = "", ()
-    if kind is not None:
-        evidence = "; ".join(_line(match, want) for match, want in zip(matches, expected, strict=True))
-        found.append(make_finding(kind, "fc's input", evidence, severity="error", remedy=remedy, edits=edits))
-    return found
+        yield make_finding("aux.count", "fc's input", evidence, **set_ids(expected, inspection))
+    elif kind := layer_difference([match.boundary for match in matches], expected, inspection.layers):
+        evidence = "; ".join(map(_line, matches, expected))
+        cure = {} if kind == "aux.order" else set_ids(expected, inspection)
+        yield make_finding(kind, "fc's input", evidence, severity="error", **cure)
 
 
 def _line(match: StreamMatch, want: Boundary) -> str:
@@ -87,36 +89,31 @@ def _line(match: StreamMatch, want: Boundary) -> str:
     )
 
 
-def _unmatched(match: StreamMatch) -> Finding:
-    subject = f"stream {match.stream}"
-    if match.scale != 1.0:
-        evidence = f"{1 / match.scale:.0f} times this stream is boundary {match.nearest}, the stream itself is none"
-        return make_finding("aux.partial_sum", subject, evidence)
-    nearest = f"nearest is boundary {match.nearest}: cosine {match.cosine:.4f}, "
-    return make_finding("capture.unmatched", subject, nearest + f"relative error {match.relative_error:.3f}")
-
-
-def capture_findings(captures: Sequence[Capture], hidden: int) -> list[Finding]:
+@as_list
+def capture_findings(captures: Sequence[Capture], hidden: int) -> Iterator[Finding]:
     """Whether captures can be trusted: rows, layout, values, ranks, and the pairing of tokens and states.
 
     Args:
         hidden: the target's hidden size.
     """
-    files = [finding for capture in captures for finding in _file_findings(capture, hidden)]
-    return [*files, *_rank_findings(captures), *_pairing_findings(captures)]
+    for capture in captures:
+        yield from _file_findings(capture, hidden)
+    yield from _rank_findings(captures)
+    yield from _pairing_findings(captures)
 
 
 def _file_findings(capture: Capture, hidden: int) -> Iterator[Finding]:
     aux = capture.aux_hidden_states
-    rows = {"positions": len(capture.positions), AUX: len(aux)}
+    positions, evidence = capture.positions.tolist(), ""
+    rows = {"positions": len(positions), AUX: len(aux)}
     if capture.input_ids is not None:
         rows["input_ids"] = len(capture.input_ids)
     if len(set(rows.values())) > 1 or len(aux) == 0:
         evidence = ", ".join(f"{count} rows of {name}" for name, count in rows.items())
-        yield make_finding("capture.truncated", capture.source, evidence)
-    elif capture.positions.tolist() != list(range(len(aux))):
-        gaps = sorted(set(range(int(capture.positions.max()) + 1)) - set(capture.positions.tolist()))
+    elif positions != list(range(len(aux))):
+        gaps = sorted(set(range(max(positions) + 1)) - set(positions))
         evidence = f"{len(gaps)} positions missing, from {gaps[0]}" if gaps else "positions repeat or run backwards"
+    if evidence:
         yield make_finding("capture.truncated", capture.source, evidence)
     if aux.shape[-1] % hidden:
         evidence = f"width {aux.shape[-1]} is no multiple of the target's {hidden}"
@@ -129,21 +126,17 @@ def _file_findings(capture: Capture, hidden: int) -> Iterator[Finding]:
 
 def _rank_findings(captures: Sequence[Capture]) -> Iterator[Finding]:
     """Ranks hold copies of the same reduced states; where they do not, the sums were not reduced."""
-    by_request: dict[str, list[Tensor]] = defaultdict(list)
-    for capture in captures:
-        by_request[capture.request].append(capture.aux_hidden_states)
-    for request, ranks in by_request.items():
-        if len(ranks) < 2 or len({rows.shape for rows in ranks}) > 1:
-            continue
-        difference = rank_disagreement(ranks)
-        if difference > MAX_RANK_DIFFERENCE:
+    for request in dict.fromkeys(capture.request for capture in captures):
+        ranks = [capture.aux_hidden_states for capture in captures if capture.request == request]
+        alike = len(ranks) > 1 and len({rows.shape for rows in ranks}) == 1
+        if alike and (difference := rank_disagreement(ranks)) > MAX_RANK_DIFFERENCE:
             evidence = f"the rows of its {len(ranks)} ranks differ by {difference:.0%}"
             yield make_finding("aux.partial_sum", f"request {request}", evidence)
             return
 
 
 def _pairing_findings(captures: Sequence[Capture]) -> Iterator[Finding]:
-    """The token whose embedding stands beside the state of token t must be token t + 1."""
+    """The token whose embedding is paired with the state of token t must be token t + 1."""
     agreeing = dict.fromkeys(SHIFTS, 0)
     for capture in captures:
         ids, embedded = capture.input_ids, capture.stages.get("embedded_ids")

@@ -33,15 +33,12 @@ RULES: tuple[Callable[[Inspection], Iterable[Finding]], ...] = (
 
 
 def inspect(
-    draft_folder: str | Path,
-    target_folder: str | Path = "",
-    launch_text: str = "",
-    engine: str = "sglang==0.5.23",
+    draft_folder: str | Path, target_folder: str | Path = "", launch_text: str = "", engine: str = "sglang==0.5.23",
     longest_prompt: int = 0,
-) -> Inspection:
+) -> Inspection:  # fmt: skip
     """Read everything once and apply every rule.
 
-    ``target_folder`` and ``launch_text`` may be "": less is said then, and ``missing`` lists what was not
+    ``target_folder`` and ``launch_text`` may be "": fewer rules apply then, and ``missing`` lists what was not
     given. ``longest_prompt`` is in tokens, 0 if unknown. Unsafe weights become a finding; other unusable
     files raise :class:`InputError`.
     """
@@ -56,50 +53,46 @@ def inspect(
     checkpoint = _weights(draft_folder, unsafe)
     beside = _weights(target_folder, unsafe, ("embed_tokens.weight", "lm_head.weight")) if target else None
     served = resolve_engine_config(draft, target, launch, engine, checkpoint)
-    missing = [
-        text
-        for text, lacking in (
-            ("target: boundaries, widths and context are not judged", target is None),
-            ("launch: flags are not judged", not launch),
-            ("draft weights: only the config is judged", checkpoint is None and not unsafe),
-            ("target weights: embedding and head are not compared", target is not None and beside is None),
-            ("draft geometry: shapes are not judged", checkpoint is not None and served.loading is None),
+    not_given = {
+        "target: boundaries, widths and context are not judged": target is None,
+        "launch: flags are not judged": not launch,
+        "draft weights: only the config is judged": checkpoint is None and not unsafe,
+        "target weights: embedding and head are not compared": target is not None and beside is None,
+        "draft geometry: shapes are not judged": checkpoint is not None and served.loading is None,
+    }
+    return _judged(
+        Inspection(
+            draft=draft,
+            target=target,
+            launch=launch,
+            engine=engine,
+            longest_prompt=longest_prompt,
+            checkpoint=checkpoint,
+            served=served,
+            trained=trained_wiring(draft, target, checkpoint),
+            weights=weight_facts(draft, target, checkpoint, served.loading, beside),
+            unsafe=tuple(unsafe),
+            missing=tuple(text for text, lacking in not_given.items() if lacking),
         )
-        if lacking
-    ]
-    seen = Inspection(
-        draft=draft,
-        target=target,
-        launch=launch,
-        engine=engine,
-        longest_prompt=longest_prompt,
-        checkpoint=checkpoint,
-        served=served,
-        trained=trained_wiring(draft, target, checkpoint),
-        weights=weight_facts(draft, target, checkpoint, served.loading, beside),
-        unsafe=tuple(unsafe),
-        missing=tuple(missing),
     )
-    return replace(seen, findings=tuple(judge(seen)))
 
 
 def changed(inspection: Inspection, ids: Sequence[int] | None, launch_text: str) -> Inspection:
     """The same draft with other ids in its config and other flags; what it was trained for stays."""
     raw = copy.deepcopy(dict(inspection.draft.raw))
     eagle = raw["eagle_config"] = dict(raw.get("eagle_config") or {})
-    if ids is None:
-        eagle.pop("eagle_aux_hidden_state_layer_ids", None)
-    else:
+    eagle.pop("eagle_aux_hidden_state_layer_ids", None)
+    if ids is not None:
         eagle["eagle_aux_hidden_state_layer_ids"] = list(ids)
     draft, launch = DraftConfig.from_dict(raw), Launch.parse(launch_text)
     served = resolve_engine_config(draft, inspection.target, launch, inspection.engine, inspection.checkpoint)
-    seen = replace(inspection, draft=draft, launch=launch, served=served)
-    return replace(seen, findings=tuple(judge(seen)))
+    return _judged(replace(inspection, draft=draft, launch=launch, served=served))
 
 
-def judge(inspection: Inspection) -> list[Finding]:
-    """Every rule's findings, errors first."""
-    return by_severity([finding for rule in RULES for finding in rule(inspection)])
+def _judged(inspection: Inspection) -> Inspection:
+    """With every rule's findings, errors first."""
+    found = [finding for rule in RULES for finding in rule(inspection)]
+    return replace(inspection, findings=tuple(by_severity(found)))
 
 
 def corrected_config(inspection: Inspection) -> tuple[dict[str, Any], str]:

@@ -7,32 +7,54 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eagle3lib.engine.capture_ids import VERSIONS, ids_for
 from eagle3lib.engine.loading import NORM_PLACES
 from eagle3lib.findings.finding import Edit
 from eagle3lib.findings.inspection import Inspection
-from eagle3lib.reading.draft_config import DraftConfig
+from eagle3lib.measuring.streams import Boundary
+from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
 
-#: Fields of other programs that say nothing to SGLang once their content stands at the top level.
+#: Fields of other programs, which SGLang does not need once their content is at the top level.
 _FOREIGN = (
-    "transformer_layer_config",
-    "speculators_config",
-    "speculators_model_type",
-    "speculators_version",
-    "auto_map",
-    "has_no_defaults_at_init",
-    "aux_hidden_states_layer_ids",
-    "eagle_aux_hidden_state_layer_ids",
-)
+    "transformer_layer_config", "speculators_config", "speculators_model_type", "speculators_version", "auto_map",
+    "has_no_defaults_at_init", "aux_hidden_states_layer_ids", "eagle_aux_hidden_state_layer_ids",
+)  # fmt: skip
 
 
 def set_config(key: str, value: Any) -> dict[str, Any]:
-    """Remedy and edit that set one field of the draft's config."""
-    return {"remedy": f"Set {key} to {json.dumps(value)}.", "edits": [Edit("draft config", key, value)]}
+    """Remedy and edit that set one field of the draft's config; ``None`` removes it."""
+    remedy = f"Remove {key}." if value is None else f"Set {key} to {json.dumps(value)}."
+    return {"remedy": remedy, "edits": [Edit("draft config", key, value)]}
+
+
+def set_flags(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Remedy and edits that give flags of the launch line these values."""
+    words = " ".join(f"{flag} {value}" for flag, value in values.items())
+    return {"remedy": f"Use {words}.", "edits": [Edit("launch", flag, value) for flag, value in values.items()]}
 
 
 def drop_flag(flag: str) -> dict[str, Any]:
     """Remedy and edit that take one flag off the launch line."""
     return {"remedy": f"Drop {flag}.", "edits": [Edit("launch", flag, None)]}
+
+
+def set_ids(boundaries: Sequence[Boundary] | None, inspection: Inspection) -> dict[str, Any]:
+    """Remedy and edit that make the engine capture these boundaries, or the reason why nothing does.
+
+    Empty where they or the target are not known.
+    """
+    target, version = inspection.target, inspection.served.version
+    if target is None or boundaries is None:
+        return {}
+    if "final_norm" in boundaries:
+        return {"remedy": "SGLang captures no state after the final norm: train on the state before it."}
+    found = ids_for(boundaries, target.family, target.layers, version)
+    if found.ids is None:
+        newer = ids_for(boundaries, target.family, target.layers, VERSIONS[-1]).ids
+        also = f" SGLang {VERSIONS[-1]} does: {ENGINE_PLACE} = {list(newer)}." if newer else ""
+        return {"remedy": f"Not possible by config: {found.reason}.{also}"}
+    cure, plus_one = set_config(ENGINE_PLACE, list(found.ids)), " (SGLang adds 1 to an id here: -1 is the embedding)"
+    return cure | {"remedy": f"{cure['remedy'][:-1]}: {found.reason}{plus_one * (-1 in found.ids)}."}
 
 
 def place_of(switch: str, inspection: Inspection) -> str:

@@ -1,9 +1,13 @@
-"""What the workbook says: findings in each notebook, diagnoses in the verdict."""
+"""What a notebook reports: findings, the edits that cure them, and how evidence writes intervals and lists."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, ParamSpec
+
+Given = ParamSpec("Given")
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -38,6 +42,26 @@ class Finding:
     edits: tuple[Edit, ...] = field(default=())
 
 
+def as_list(rule: Callable[Given, Iterator[Finding]]) -> Callable[Given, list[Finding]]:
+    """A rule that yields its findings, as a function that returns them in a list."""
+
+    @wraps(rule)
+    def listed(*args: Given.args, **kwargs: Given.kwargs) -> list[Finding]:
+        return list(rule(*args, **kwargs))
+
+    return listed
+
+
 def by_severity(findings: list[Finding]) -> list[Finding]:
     """Errors first, then warnings, then notes; stable within each."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def interval(ci: tuple[float, float] | None, form: str = ".2f") -> str:
+    """An interval as it follows its value in evidence, such as " (1.20 to 1.31)"; "" where there is none."""
+    return f" ({ci[0]:{form}} to {ci[1]:{form}})" if ci else ""
+
+
+def some(names: Sequence[str], most: int = 6) -> str:
+    """The first names of a list, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eagle3lib.engine.engine_config import EngineConfig
+from eagle3lib.engine.loading import Loading
 from eagle3lib.errors import InputError, UnsafeFile
 from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.weight_facts import WeightFacts
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.reading.checkpoint import Checkpoint
+from eagle3lib.reading.checkpoint import Checkpoint, TensorInfo
 from eagle3lib.reading.draft_config import DraftConfig
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.target_config import TargetConfig
@@ -61,13 +63,25 @@ class Inspection:
             raise InputError(
                 "the draft's wiring",
                 f"none that can be run ({reasons})",
-                "boundaries for fc's slots",
+                "boundaries for fc's column blocks",
                 "write the ids into eagle_config.eagle_aux_hidden_state_layer_ids, and give the target",
             )
         return found
 
+    def refusals(self, *topics: str) -> list[str]:
+        """Why the engine does not capture all states, start or serve, as far as it is about these topics."""
+        return [refusal.text for refusal in self.served.crashes if refusal.topic in topics]
+
     @property
-    def topics(self) -> set[str]:
-        """What is wrong with the capture of states, by topic."""
-        found = self.served.captured
-        return {problem.topic for problem in found.problems} if found else set()
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The draft's tensors by name, none where the weights are not known."""
+        return self.checkpoint.tensors if self.checkpoint else {}
+
+    def tensor(self, *endings: str) -> TensorInfo | None:
+        """The draft's first tensor whose name ends in one of these."""
+        return self.checkpoint.find(*endings) if self.checkpoint else None
+
+    @property
+    def loading(self) -> Loading:
+        """What the engine loads, empty where that is not known."""
+        return self.served.loading or Loading({}, (), (), (), None, None)

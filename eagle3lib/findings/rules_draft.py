@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from eagle3lib.engine.engine_config import ARCHITECTURES
 from eagle3lib.findings.catalogue import make_finding
-from eagle3lib.findings.edits import drop_flag, place_of, set_config
-from eagle3lib.findings.finding import Edit, Finding
+from eagle3lib.findings.edits import drop_flag, place_of, set_config, set_flags
+from eagle3lib.findings.finding import Edit, Finding, some
 from eagle3lib.findings.inspection import Inspection
 from eagle3lib.findings.rules_layers import fc_states
 from eagle3lib.trainers.trained_wiring import added_yarn
@@ -21,45 +22,47 @@ def unregistered(i: Inspection) -> Iterator[Finding]:
         return
     mla = i.draft.get("kv_lora_rank") is not None
     if i.checkpoint is not None:
-        mla = i.checkpoint.find("self_attn.kv_b_proj.weight") is not None
-    right, edits = "Eagle3DeepseekV2ForCausalLM" if mla else "LlamaForCausalLMEagle3", []
-    if right not in known:
-        remedy = f"SGLang {version} has no MLA draft: use SGLang 0.5.23 or a Llama draft."
-    else:
-        edits = [Edit("draft config", "architectures", [right])]
+        mla = i.tensor("self_attn.kv_b_proj.weight") is not None
+    right = "Eagle3DeepseekV2ForCausalLM" if mla else "LlamaForCausalLMEagle3"
+    cure = {"remedy": f"SGLang {version} has no MLA draft: use SGLang 0.5.23 or a Llama draft."}
+    if right in known:
+        cure = set_config("architectures", [right])
         if not i.draft.model_type and not mla:
-            edits.append(Edit("draft config", "model_type", "llama"))
-        flat = " and move the fields of transformer_layer_config to the top level" if i.draft.nested else ""
-        remedy = f'Set architectures to ["{right}"]{flat} (corrected_config does it).'
+            cure["edits"].append(Edit("draft config", "model_type", "llama"))
+        if i.draft.nested:
+            cure["remedy"] += " Move the fields of transformer_layer_config to the top level (corrected_config does)."
     what = (
-        f"architectures names {name or 'none'}; SGLang {version} serves EAGLE-3 drafts of {' and '.join(known)} only."
+        f"architectures names {name or 'none'}; SGLang {version} serves only {' and '.join(known)} as EAGLE-3 drafts."
     )
-    yield make_finding("arch.unregistered", "architectures", what, remedy=remedy, edits=edits)
+    yield make_finding("arch.unregistered", "architectures", what, **cure)
+
+
+#: Trained features that SGLang leaves out: tensors that show them, subject (else the tensor), and what they are.
+_LEFT_OUT = (
+    (r"self_attn\.[qk]_norm\.", "self_attn.q_norm", "q and k norms"),
+    (r"self_attn\.(q|k|v|qkv)_proj\.bias$", "attention_bias", "q, k, v biases"),
+    (r"(^|\.)mask_hidden$", "", "P-EAGLE's parallel drafting"),
+)
 
 
 def unsupported(i: Inspection) -> Iterator[Finding]:
-    def some(pattern: str) -> list[str]:
-        return [name for name in (i.checkpoint.tensors if i.checkpoint else ()) if re.search(pattern, name)]
+    def held(pattern: str) -> list[str]:
+        return [name for name in i.tensors if re.search(pattern, name)]
 
     features = []  # subject, what was trained
-    if (names := some(r"self_attn\.[qk]_norm\.")) and not i.draft.mla:
-        features.append(("self_attn.q_norm", f"q and k norms ({len(names)} tensors, such as {names[0]})"))
-    if names := some(r"self_attn\.(q|k|v|qkv)_proj\.bias$"):
-        features.append(("attention_bias", f"q, k, v biases ({len(names)} tensors, such as {names[0]})"))
-    if names := some(r"(^|\.)mask_hidden$"):
-        features.append((names[0], f"P-EAGLE's parallel drafting ({names[0]})"))
-    deeper = some(r"layers\.[1-9]\d*\.input_layernorm\.weight$")
-    if any(crash.topic == "layers" for crash in i.served.crashes):
+    for pattern, subject, feature in _LEFT_OUT:
+        names = held(pattern)
+        if names and not (i.draft.mla and "norm" in subject):  # MLA has such norms of its own
+            features.append((subject or names[0], f"{feature} ({some(names, 1)})"))
+    deeper = held(r"layers\.[1-9]\d*\.input_layernorm\.weight$")
+    if i.refusals("layers"):
         features.append(("num_hidden_layers", f"{i.draft.layers} draft layers (the engine raises on more than 1)"))
-    elif deeper and not some(r"layers\.[1-9]\d*\.hidden_norm\.weight$"):
+    elif deeper and not held(r"layers\.[1-9]\d*\.hidden_norm\.weight$"):
         what = f"{deeper[0]}: from the second layer on SGLang applies hidden_norm, which stays at ones"
         features.append((deeper[0], what))
     taken = fc_states(i)
-    if taken and taken[0] == 1 and taken[1] == i.draft.hidden_size:
-        what = (
-            f"a single captured state as wide as the embedding ({taken[1]}): SGLang tells by width whether to apply "
-            "fc, and skips it"
-        )
+    if taken and taken[:2] == (1, i.draft.hidden_size):
+        what = f"one captured state as wide as the embedding ({taken[1]}): by that width SGLang decides to skip fc"
         features.append(("fc.weight", what))
     for subject, what in features:
         yield make_finding("arch.unsupported", subject, f"The weights were trained with {what}.")
@@ -68,10 +71,8 @@ def unsupported(i: Inspection) -> Iterator[Finding]:
 def normed_residual(i: Inspection) -> Iterator[Finding]:
     if i.trained.switches.norm_before_residual:
         place = i.draft.norm_places.get("norm_before_residual", "norm_before_residual")
-        what = (
-            f"{place} is true: trained with the normed hidden state as residual. SGLang {i.served.version} never reads "
-            "it and adds fc's raw output."
-        )
+        never = f"SGLang {i.served.version} never reads it and adds fc's raw output"
+        what = f"{place} is true: the residual was normed in training. {never}."
         yield make_finding("norm.before_residual", place, what)
 
 
@@ -87,12 +88,12 @@ def unserved_norms(i: Inspection) -> Iterator[Finding]:
     for name, (kind, undone, tensors) in _NORMS.items():
         if not getattr(i.trained.switches, name) or getattr(i.served, name):
             continue
-        held = i.checkpoint.find(*tensors) if i.checkpoint and tensors else None
-        said = f"the config does not set {name}"
+        held = i.tensor(*tensors) if tensors else None
+        shown = f"the config does not set {name}"
         if getattr(i.draft, name):
-            said = f"{i.draft.norm_places.get(name, '')} is true"
+            shown = f"{i.draft.norm_places.get(name, '')} is true"
         if held:
-            said += f", and the file holds {held.name} {list(held.shape)}"
+            shown += f", and the file holds {held.name} {list(held.shape)}"
         if i.served.version == "0.5.9":
             cure, why = {"remedy": f"Use SGLang 0.5.23 with {name} at top level."}, "0.5.9 knows no such flag"
         elif i.draft.mla and name == "norm_before_fc":
@@ -100,73 +101,52 @@ def unserved_norms(i: Inspection) -> Iterator[Finding]:
             why = "the MLA draft has no such norm"
         else:
             cure, why = set_config(place_of(name, i), True), f"it reads the top-level {name}"
-        yield make_finding(kind, name, f"{said}; SGLang {i.served.version} {undone}: {why}.", **cure)
+        yield make_finding(kind, name, f"{shown}; SGLang {i.served.version} {undone}: {why}.", **cure)
 
 
 def norm_meanings(i: Inspection) -> Iterator[Finding]:
     if i.draft.dialect == "sglang" and i.draft.norm_output and i.served.norm_output:
-        what = (
-            "norm_output is true. SpecForge before PR 879 meant pre-norm feedback by it, since then and in SGLang it "
-            "means post-norm."
-        )
+        what = "norm_output is true: pre-norm feedback in SpecForge before PR 879, post-norm since then and in SGLang."
         yield make_finding("norm.output", "norm_output", what, case="two meanings")
     if not i.trained.switches.norm_before_head:
-        what = (
-            "norm_output is false and norm.weight is all ones, as SpecForge leaves it when the head is fed without a "
-            "norm."
-        )
+        what = "norm_output is false and norm.weight all ones, as SpecForge leaves it where the head is fed without it."
         yield make_finding("norm.head", "norm_output", what)
 
 
 def rope_theta(i: Inspection) -> Iterator[Finding]:
-    trained, served, rope, version = i.trained.switches.rope_theta, i.served.rope.theta, i.draft.rope, i.served.version
+    trained, served, rope = i.trained.switches.rope_theta, i.served.rope.theta, i.draft.rope
     if trained != served:
-        key, unread = place_of("rope_theta", i), f"SGLang {version} does not read rope_parameters"
+        unread = f"SGLang {i.served.version} does not read rope_parameters"
         why = next((note for note in i.trained.notes if "rope_theta" in note), unread)
-        edit = Edit("draft config", key, int(trained) if trained == int(trained) else trained)
+        cure = set_config(place_of("rope_theta", i), int(trained) if trained == int(trained) else trained)
         what = f"Trained with base {trained:g}, served with {served:g}: {why}."
-        yield make_finding("rope.theta", key, what, remedy=f"Set {key} to {trained:g}.", edits=[edit])
+        yield make_finding("rope.theta", place_of("rope_theta", i), what, **cure)
     elif rope.spelling == "both" and i.draft.get("rope_theta") is not None and rope.theta != rope.legacy_theta:
-        what = (
-            f"Trained with base {rope.legacy_theta:g} or {rope.theta:g}, served with {served:g}: rope_theta and "
-            "rope_parameters.rope_theta disagree."
-        )
-        yield make_finding("rope.theta", "rope_theta", what, remedy="Make both the value used in training.")
+        where = "rope_theta and rope_parameters.rope_theta disagree"
+        what = f"Trained with base {rope.legacy_theta:g} or {rope.theta:g}, served with {served:g}: {where}."
+        yield make_finding("rope.theta", "rope_theta", what, case="two values")
 
 
 def rope_scaling(i: Inspection) -> Iterator[Finding]:
     rope, target = i.draft.rope, i.target.rope if i.target else None
-    severity, edits = "note", []
+    found = partial(make_finding, "rope.scaling", "rope_scaling")
     if added_yarn(i.draft):
-        what = (
-            f"YaRN x{(rope.scaling or {}).get('factor')} stands in the config; ModelOpt trains without scaling and "
-            "adds it on purpose when it exports"
-        )
-        remedy = "Nothing to do; without it set rope_scaling to null."
+        yield found(f"YaRN x{(rope.scaling or {}).get('factor')} in the config of a ModelOpt export.", case="export")
     elif rope.scaling and not i.served.rope.scaling:
-        severity, edits = "warning", [Edit("draft config", "rope_scaling", dict(rope.scaling))]
-        what = f"the {rope.kind} scaling stands in rope_parameters, which SGLang {i.served.version} does not read"
-        remedy = "Write it as rope_scaling too."
+        what = f"{rope.kind} scaling is in rope_parameters, which SGLang {i.served.version} does not read."
+        yield found(what, case="unread", edits=[Edit("draft config", "rope_scaling", dict(rope.scaling))])
     elif target is None:
         return
     elif target.scaling and not rope.scaling and i.draft.dialect == "speculators":
         positions, original = i.draft.max_positions or 0, target.original_positions or i.target.max_positions or 0
-        severity = "warning" if positions > original else "note"
         what = (
-            f"the target scales its positions ({target.kind}), speculators copies that from it, and this config has "
-            f"none (max_position_embeddings {positions:,}, the target's before scaling {original:,})"
+            f"The target scales its positions ({target.kind}), speculators copies that, and this config has none "
+            f"(max_position_embeddings {positions:,}, the target's before scaling {original:,})."
         )
-        remedy = (
-            "If it was trained with the target's scaling (converters before speculators PR 574 drop it), copy the "
-            "target's rope_scaling."
-        )
+        yield found(what, case="dropped", severity="warning" if positions > original else "note")
     elif rope.scaling and dict(rope.scaling) != dict(target.scaling or {}) and rope.kind != target.kind:
         how = f"by {target.kind}" if target.scaling else "not at all"
-        what, remedy = f"the draft scales its positions ({rope.kind}), the target {how}", "Right if it was trained so."
-    else:
-        return
-    yield make_finding("rope.scaling", "rope_scaling", f"Position scaling: {what}.", severity=severity, remedy=remedy,
-                edits=edits)  # fmt: skip
+        yield found(f"The draft scales its positions ({rope.kind}), the target {how}.", case="another")
 
 
 def window(i: Inspection) -> Iterator[Finding]:
@@ -180,88 +160,76 @@ def window(i: Inspection) -> Iterator[Finding]:
     if trained is None:
         cure = drop_flag(flag)
     elif i.served.version != "0.5.9" and not i.draft.mla:
-        remedy = (
-            f"Add {flag} {trained - 1} (SGLang counts the keys before the current one, the trained window of {trained} "
-            "counts it too)."
+        cure = set_flags({flag: trained - 1})
+        cure["remedy"] += (
+            f" SGLang counts the keys before the current one, the trained window of {trained} counts it too."
         )
-        cure = {"remedy": remedy, "edits": [Edit("launch", flag, trained - 1)]}
-    yield make_finding(
-        "attention.window",
-        "sliding_window",
-        f"Trained to see {seen}, served with {kept}: SGLang ignores sliding_window and layer_types.",
-        severity="note" if short else "warning",
-        consequence=f"The same up to {limit} tokens, a step down beyond.",
-        **cure,
-    )
+    what = f"Trained to see {seen}, served with {kept}: SGLang ignores sliding_window and layer_types."
+    severity, effect = "note" if short else "warning", f"The same up to {limit} tokens, a step down beyond."
+    yield make_finding("attention.window", "sliding_window", what, severity=severity, consequence=effect, **cure)
 
 
 def contradictions(i: Inspection) -> Iterator[Finding]:
-    d, kind = i.draft, "config.out_of_range"
+    d, found = i.draft, partial(make_finding, "config.out_of_range")
     if d.draft_vocab_size and d.vocab_size and d.draft_vocab_size > d.vocab_size:
         what = f"draft_vocab_size {d.draft_vocab_size:,} exceeds vocab_size {d.vocab_size:,}."
-        yield make_finding(kind, "draft_vocab_size", what, severity="error")
+        yield found("draft_vocab_size", what, severity="error")
     if d.heads and d.kv_heads and d.heads % d.kv_heads and not d.mla:
         what = f"{d.heads} attention heads do not divide among {d.kv_heads} key heads."
-        yield make_finding(kind, "num_key_value_heads", what, severity="error")
+        yield found("num_key_value_heads", what, severity="error")
     if d.heads and d.hidden_size and d.hidden_size % d.heads and d.get("head_dim") is None and not d.mla:
         what = f"hidden_size {d.hidden_size} does not divide among {d.heads} heads, and head_dim is not given."
-        yield make_finding(kind, "num_attention_heads", what, severity="error")
+        yield found("num_attention_heads", what, severity="error")
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         ids = d.get(key)
         for token in ids if isinstance(ids, list) else [ids]:
             if isinstance(token, int) and d.vocab_size and token >= d.vocab_size:
-                yield make_finding(kind, key, f"{key} {token:,} lies beyond vocab_size {d.vocab_size:,}.")
+                yield found(key, f"{key} {token:,} lies beyond vocab_size {d.vocab_size:,}.")
     held = _layers_held(i)
     if held and d.layers > held:
         what, cure = f"num_hidden_layers is {d.layers}, the weights hold {held}.", set_config("num_hidden_layers", held)
-        yield make_finding(kind, "num_hidden_layers", what, severity="error", **cure)
+        yield found("num_hidden_layers", what, severity="error", **cure)
     for key in d.duplicates:
-        yield make_finding(f"{kind}.duplicate_key", key, f"the key {key} stands twice; its last value is taken.")
-    for crash in i.served.crashes:
-        if crash.topic == "config":
-            key = crash.text.split()[0]
-            yield make_finding(kind, key, f"{crash.text}.", severity="error", **_config_cure(i, key))
+        what = f"the key {key} is there twice; its last value is taken."
+        yield make_finding("config.out_of_range.duplicate_key", key, what)
+    for refusal in i.refusals("config"):
+        key = refusal.split()[0]
+        yield found(key, f"{refusal}.", severity="error", **_config_cure(i, key))
 
 
 def _layers_held(i: Inspection) -> int:
-    names = i.checkpoint.tensors if i.checkpoint else ()
-    numbers = [int(m[1]) for n in names if (m := re.search(r"(?:^|\.)layers\.(\d{1,4})\.", n))]
-    return max(numbers, default=-1) + 1 or int(any("midlayer." in n for n in names))
+    numbers = [int(m[1]) for n in i.tensors if (m := re.search(r"(?:^|\.)layers\.(\d{1,4})\.", n))]
+    return max(numbers, default=-1) + 1 or int(any("midlayer." in n for n in i.tensors))
 
 
 def _config_cure(i: Inspection, key: str) -> dict[str, Any]:
     d = i.draft
     if key == "draft_vocab_size":
         value = d.draft_vocab_size or i.weights.head_rows or d.vocab_size
-        if not value:
-            return {"remedy": "Add draft_vocab_size: the rows of lm_head.weight."}
-        return {**set_config(key, value), "remedy": f"Add draft_vocab_size: {value}."}
+        return set_config(key, value) if value else {"remedy": "Add draft_vocab_size: the rows of lm_head.weight."}
     if key == "target_hidden_size":
         width = i.target.hidden_size if i.target else None
-        if width and width != d.hidden_size:
-            return set_config(key, width)
-        return {**set_config(key, None), "remedy": "Remove target_hidden_size."}
+        return set_config(key, width if width and width != d.hidden_size else None)
     return {"remedy": "Give it the value of the trained draft; SGLang serves no MLA draft trained without one."}
 
 
 def other_target(i: Inspection) -> Iterator[Finding]:
-    d, t, kind = i.draft, i.target, "target.mismatch"
+    d, t, found = i.draft, i.target, partial(make_finding, "target.mismatch")
     if t is None:
         return
     if d.vocab_size and d.vocab_size != t.vocab_size:
-        what = f"the draft's vocab_size is {d.vocab_size:,}, the target's {t.vocab_size:,}."
-        yield make_finding(kind, "vocab_size", what)
+        yield found("vocab_size", f"the draft's vocab_size is {d.vocab_size:,}, the target's {t.vocab_size:,}.")
     if d.verifier_architecture and t.architecture and d.verifier_architecture != t.architecture:
         what = f"trained for {d.verifier_architecture} ({d.verifier or 'no name'}), served beside {t.architecture}."
-        yield make_finding(kind, "speculators_config.verifier", what)
+        yield found("speculators_config.verifier", what)
     width = d.target_hidden_size or d.hidden_size
-    shown = i.served.loading and any(n.endswith("fc.weight") for n, _, _ in i.served.loading.misshapen)
+    shown = any(name.endswith("fc.weight") for name, _, _ in i.loading.misshapen)
     if width and width != t.hidden_size and not shown:
         fits = d.target_hidden_size is None and i.checkpoint is None and d.vocab_size == t.vocab_size
-        what = f"fc is sized for states of width {width}, the target's are {t.hidden_size} wide."
         remedy = f"If trained for this target, set target_hidden_size to {t.hidden_size}."
         edits = [Edit("draft config", "target_hidden_size", t.hidden_size)] if fits else []
-        yield make_finding(kind, "target_hidden_size", what, severity="error", remedy=remedy, edits=edits)
+        what = f"fc is sized for states of width {width}, the target's are {t.hidden_size} wide."
+        yield found("target_hidden_size", what, severity="error", remedy=remedy, edits=edits)
 
 
 RULES = (

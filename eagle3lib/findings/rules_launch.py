@@ -9,7 +9,7 @@ from typing import Any
 from eagle3lib.engine.engine_config import CONTEXT_OVERRIDE, draft_context
 from eagle3lib.engine.speculation import SETTING_FLAGS, is_command, tree_nodes
 from eagle3lib.findings.catalogue import make_finding
-from eagle3lib.findings.edits import drop_flag
+from eagle3lib.findings.edits import drop_flag, set_flags
 from eagle3lib.findings.finding import Edit, Finding
 from eagle3lib.findings.inspection import Inspection
 from eagle3lib.reading.launch import SETTING
@@ -41,75 +41,58 @@ def _judged(i: Inspection) -> bool:
 def algorithm(i: Inspection) -> Iterator[Finding]:
     if not _judged(i):
         return
-    kind, flag = "flags.algorithm", "--speculative-algorithm"
-    asked, served = i.launch.text("speculative_algorithm"), i.served.speculation.algorithm
+    kind, flag, path_flag = "flags.algorithm", "--speculative-algorithm", "--speculative-draft-model-path"
+    given, served = i.launch.text("speculative_algorithm"), i.served.speculation.algorithm
+    path, model = i.launch.text("speculative_draft_model_path"), i.launch.text("model_path")
     edits = [Edit("launch", flag, "EAGLE3")]
-    if asked is None:
+    if given is None:
         meant = any(name.startswith("speculative_") for name in i.launch.flags)
         if is_command(i.launch):
-            what = "no --speculative-algorithm" + (" beside other speculative flags." if meant else ".")
+            what = f"no {flag}{' beside other speculative flags' if meant else ''}."
             yield make_finding(kind, flag, what, case="none", severity="error" if meant else "warning", edits=edits)
     elif served != "EAGLE3":
-        what = f"--speculative-algorithm {asked} with an EAGLE-3 draft."
+        what = f"{flag} {given} with an EAGLE-3 draft."
         yield make_finding(kind, flag, what, case="EAGLE" if served == "EAGLE" else "", edits=edits)
-    else:
-        flag = "--speculative-draft-model-path"
-        path, model = i.launch.text("speculative_draft_model_path"), i.launch.text("model_path")
-        same = path is not None and model is not None and PurePath(path) == PurePath(model)
-        if path is None or same:
-            what = f"{flag} {path} is the target itself." if same else f"{flag} is not given."
-            yield make_finding(kind, flag, what, case="path", severity="error" if is_command(i.launch) else "note")
+    elif path is None or model is not None and PurePath(path) == PurePath(model):
+        what = f"{path_flag} is not given." if path is None else f"{path_flag} {path} is the target itself."
+        yield make_finding(kind, path_flag, what, case="path", severity="error" if is_command(i.launch) else "note")
 
 
 def steps(i: Inspection) -> Iterator[Finding]:
     if not _judged(i):
         return
-    asked = [i.launch.integer(name) for name in SETTING]
-    flags = [f"{name} {value}" for name, value in zip(SETTING_FLAGS, asked, strict=True) if value is not None]
-    spec, case, cure = i.served.speculation, "", {}
-    refused = [refusal.text for refusal in spec.refusals if refusal.topic == "steps"]
-    if refused:
-        text, cure = "; ".join(refused), _settings(3, 1, 4)
-    elif "num_draft_tokens" in spec.changed and asked[2] is not None:
+    requested = [i.launch.integer(name) for name in SETTING]
+    spec, tokens, changes = i.served.speculation, requested[2], {}
+    chain = spec.num_steps if spec.num_steps and spec.num_steps > 1 else 3
+    if refused := i.refusals("steps"):
+        case, text, wanted = "", "; ".join(refused), (3, 1, 4)
+    elif "num_draft_tokens" in spec.changed and tokens is not None:
+        case, text, wanted = "overridden", spec.changed["num_draft_tokens"], (chain, 1, chain + 1)
         most = (spec.num_steps or 0) + 1
-        usable = spec.num_steps if spec.num_steps and spec.num_steps > 1 else 3
-        text = spec.changed["num_draft_tokens"]
-        cure = {
-            "severity": "error" if asked[2] > most else "warning",
-            "consequence": f"At most {most} tokens a verify step, not {asked[2]}.",
-            **_settings(usable, 1, usable + 1),
-        }
+        changes["consequence"] = f"At most {most} tokens a verify step, not {tokens}."
+        changes["severity"] = "error" if tokens > most else "warning"
     elif spec.topk and spec.topk > 1 and spec.num_steps and (spec.num_draft_tokens or 99) < spec.num_steps + 1:
         nodes = tree_nodes(spec.num_steps, spec.topk)
         text = f"a tree of {spec.num_steps} steps ({nodes} nodes) is cut to {spec.num_draft_tokens - 1} drafts"
-        case, cure = "cut", _settings(spec.num_steps, spec.topk, 2 * (spec.num_steps + 1))
+        case, wanted = "cut", (spec.num_steps, spec.topk, 2 * (spec.num_steps + 1))
     elif i.launch.switch("speculative_adaptive"):
-        text, case = "--speculative-adaptive is on", "adaptive"
+        case, text, wanted = "adaptive", "--speculative-adaptive is on", None
     else:
         return
+    if wanted:
+        changes |= set_flags(dict(zip(SETTING_FLAGS, wanted, strict=True)))
+        changes["remedy"] += " Notebook 05 measures which length pays."
+    flags = [f"{name} {value}" for name, value in zip(SETTING_FLAGS, requested, strict=True) if value is not None]
     effective = "/".join("?" if v is None else str(v) for v in (spec.num_steps, spec.topk, spec.num_draft_tokens))
-    what = f"Asked: {' '.join(flags) or 'no settings'}. {text}. Effective: {effective}."
-    yield make_finding("flags.steps_tokens", "--speculative-num-draft-tokens", what, case=case, **cure)
-
-
-def _settings(steps: int, topk: int, tokens: int) -> dict[str, Any]:
-    values = dict(zip(SETTING_FLAGS, (steps, topk, tokens), strict=True))
-    words = f"a chain of {steps}" if topk == 1 else "a tree that holds its deepest path"
-    if (steps, topk, tokens) == (3, 1, 4):
-        words = "a chain of three, the usual start"
-    flags = " ".join(f"{name} {value}" for name, value in values.items())
-    return {
-        "remedy": f"Use {flags} ({words}); notebook 05 measures which length pays.",
-        "edits": [Edit("launch", name, value) for name, value in values.items()],
-    }
+    what = f"Requested: {' '.join(flags) or 'no settings'}. {text}. Effective: {effective}."
+    yield make_finding("flags.steps_tokens", "--speculative-num-draft-tokens", what, case=case, **changes)
 
 
 def refused(i: Inspection) -> Iterator[Finding]:
-    for crash in i.served.crashes:
-        if crash.topic in ("backend", "flag"):
-            flag = next((word for word in crash.text.split() if word.startswith("--")), "--attention-backend")
-            drop = crash.topic == "flag" or "rejection" in flag
-            yield make_finding("flags.backend", flag, f"{crash.text}.", **(drop_flag(flag) if drop else {}))
+    for refusal in i.refusals("backend", "flag"):
+        flag = next((word for word in refusal.split() if word.startswith("--")), "--attention-backend")
+        drop = refusal in i.refusals("flag") or "rejection" in flag
+        yield make_finding("flags.backend", flag, f"{refusal}.", **(drop_flag(flag) if drop else {}))
 
 
 def context(i: Inspection) -> Iterator[Finding]:
@@ -118,29 +101,20 @@ def context(i: Inspection) -> Iterator[Finding]:
         f"The draft's config allows {limit:,} tokens; the served context is {f'{served:,}' if served else 'unknown'}, "
         f"the longest prompt {prompt:,} (0: unknown)."
     )
-    cure: dict[str, Any] = {}
-    if any(crash.topic == "context" for crash in i.served.crashes):
-        cure = {
-            "severity": "error",
-            "consequence": "The server does not start.",
-            "remedy": f"Add --context-length {limit}, or set {CONTEXT_OVERRIDE}=1 and expect a loss "
-            f"beyond {limit:,} tokens.",
-            "edits": [Edit("launch", "--context-length", limit)],
-        }
+    changes: dict[str, Any] = {}
+    if i.refusals("context"):
+        changes = {"case": "refused", **set_flags({"--context-length": limit})}
+        changes["remedy"] += f" Or set {CONTEXT_OVERRIDE}=1 and expect a loss beyond {limit:,} tokens."
     elif prompt > limit:
-        effect = f"Prompts of {prompt:,} tokens exceed what the draft saw: acceptance falls with length."
-        cure = {"consequence": effect}
+        changes["consequence"] = (
+            f"Prompts of {prompt:,} tokens exceed what the draft saw: acceptance falls with length."
+        )
     elif served and served > limit:
-        effect = "Nothing is lost while requests stay short."
-        if i.launch.set_in_env(CONTEXT_OVERRIDE):
-            effect = "The override lets it start; nothing is lost while requests stay short."
-        elif not is_command(i.launch):
-            start = f"a server needs --context-length {limit} or {CONTEXT_OVERRIDE}=1."
-            effect = f"Nothing is lost while requests stay short; to start, {start}"
-        cure = {"severity": "note", "consequence": effect}
+        overridden = i.launch.set_in_env(CONTEXT_OVERRIDE) or is_command(i.launch)
+        changes["case"] = "allowed" if overridden else "longer"
     else:
         return
-    yield make_finding("context.length", "max_position_embeddings", what, **cure)
+    yield make_finding("context.length", "max_position_embeddings", what, **changes)
 
 
 def quantization(i: Inspection) -> Iterator[Finding]:
@@ -150,11 +124,8 @@ def quantization(i: Inspection) -> Iterator[Finding]:
         return
     flag = "--speculative-draft-model-quantization"
     what = f"--quantization {method} without {flag}: the draft inherits it, and its config has no quantization_config."
-    worse = {}
-    if method in _NEEDS_CONFIG and not (method == "modelopt_fp4" and i.draft.mla):
-        effect = f"The server stops: it looks for {method} settings in the draft's folder."
-        worse = {"severity": "error", "consequence": effect}
-    yield make_finding("flags.quantization", flag, what, **worse)
+    stops = method in _NEEDS_CONFIG and not (method == "modelopt_fp4" and i.draft.mla)
+    yield make_finding("flags.quantization", flag, what, case="settings" if stops else "")
 
 
 def lossy(i: Inspection) -> Iterator[Finding]:
@@ -181,8 +152,7 @@ def override(i: Inspection) -> Iterator[Finding]:
 def ignored(i: Inspection) -> Iterator[Finding]:
     kind = "flags.ignored"
     if i.launch.program == "vllm":
-        remedy = "Paste the SGLang line, or its /server_info."
-        yield make_finding(kind, "launch", f"{i.launch.notes[0]}.", severity="note", remedy=remedy)
+        yield make_finding(kind, "launch", f"{i.launch.notes[0]}.", case="vLLM")
         return
     for flag, why in _UNREAD.items():
         if flag in i.served.ignored:
@@ -190,7 +160,7 @@ def ignored(i: Inspection) -> Iterator[Finding]:
     if "SGLANG_ENABLE_SPEC_V2" in i.launch.env and i.served.version != "0.5.9":
         name = "SGLANG_ENABLE_SPEC_V2"
         what = f"{name} is gone in SGLang {i.served.version}: that worker always runs."
-        yield make_finding(kind, name, what, severity="note", remedy="Unset it.")
+        yield make_finding(kind, name, what, case="gone")
 
 
 RULES = (algorithm, steps, refused, context, quantization, lossy, override, ignored)

@@ -9,22 +9,17 @@ from typing import Any
 from eagle3lib.engine.loading import aux_count
 from eagle3lib.findings.catalogue import make_finding
 from eagle3lib.findings.edits import set_config
-from eagle3lib.findings.finding import Finding
+from eagle3lib.findings.finding import Finding, some
 from eagle3lib.findings.inspection import Inspection
 
-#: Tensors that carry no training, or that rules of their own speak of.
-_SPOKEN_OF = re.compile(
+#: Tensors that carry no training, or that have rules of their own.
+_OTHER_RULES = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)verifier_|self_attn\.[qk]_norm\.|self_attn\.(q|k|v|qkv)_proj\.bias$|(^|\.)mask_hidden$"
 )
 #: Where trainers leave the vocabulary map outside of the weights.
 _SIDE_FILES = ("d2t.pt", "d2t.npy", "vocab_mapping.pt", "vocab_mapping/vocab_mapping.pt", "eagle_meta.pt", "cache.pt")
 #: A copy of the target's tensor is nearer than this.
 SAME = 0.01
-
-
-def _some(names: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def unsafe_file(i: Inspection) -> Iterator[Finding]:
@@ -34,52 +29,38 @@ def unsafe_file(i: Inspection) -> Iterator[Finding]:
 
 
 def missing(i: Inspection) -> Iterator[Finding]:
-    if i.checkpoint is None:
-        return
-    if i.checkpoint.absent:
-        files = sorted(set(i.checkpoint.absent.values()))
-        what = f"the index names {len(i.checkpoint.absent)} tensors in files that are not there: {_some(files)}"
-        yield make_finding(
-            "weights.missing", files[0], f"In the weights, {what}.", remedy="Download the missing files."
-        )
-    elif i.served.loading and i.served.loading.missing:
-        names, remedy = i.served.loading.missing, ""
-        if prefix := _prefix(i.served.loading.unread):
-            remedy = f"Strip the prefix {prefix!r} from the file's tensor names."
-        elif len(names) == 1 and names[0].startswith("model.embed_tokens"):
-            remedy = "Export embed_tokens.weight: its width differs from the target's, so it is not shared."
-        what = f"In the weights, no tensor for {len(names)} of the engine's parameters: {_some(names)}."
-        yield make_finding("weights.missing", names[0], what, remedy=remedy)
+    absent = i.checkpoint.absent if i.checkpoint else {}
+    if absent:
+        files = sorted(set(absent.values()))
+        what = f"The index names {len(absent)} tensors in files that are not there: {some(files)}."
+        yield make_finding("weights.missing", files[0], what, case="file")
+    elif names := i.loading.missing:
+        alone = len(names) == 1 and names[0].startswith("model.embed_tokens")
+        what = f"No tensor in the weights for {len(names)} of the engine's parameters: {some(names)}."
+        cure = _strip_prefix(i.loading.unread)
+        yield make_finding("weights.missing", names[0], what, case="embedding" if alone else "", **cure)
 
 
-def _prefix(names: Sequence[str]) -> str:
-    """A prefix that all unread tensors of a layer share, such as ``draft_model.``."""
+def _strip_prefix(names: Sequence[str]) -> dict[str, str]:
+    """The remedy where all unread tensors of a layer share a prefix, such as ``draft_model.``."""
     pattern = r"(.+\.)(?:model\.)?(?:midlayer|layers\.\d+|fc|norm|lm_head)\."
     prefixes = {match[1] for name in names if (match := re.match(pattern, name))}
-    return prefixes.pop() if len(prefixes) == 1 else ""
+    return {"remedy": f"Strip the prefix {prefixes.pop()!r} from the tensor names."} if len(prefixes) == 1 else {}
 
 
 def unread(i: Inspection) -> Iterator[Finding]:
-    spoken_of = i.draft.tied and i.draft.reduced  # vocab.tied_head speaks of the head
-    names = [
-        name
-        for name in (i.served.loading.unread if i.served.loading else ())
-        if not _SPOKEN_OF.search(name) and not (spoken_of and name.endswith("lm_head.weight"))
-    ]
-    if not names:
-        return
-    remedy = ""
-    if prefix := _prefix(names):
-        remedy = f"Strip the prefix {prefix!r} from the tensor names."
-    elif i.served.version == "0.5.9" and any(re.match(r"(model\.)?layers\.0\.", name) for name in names):
-        remedy = "Rename layers.0. to midlayer., or use SGLang 0.5.23."
-    what = f"{len(names)} tensors in the file are never loaded by SGLang {i.served.version}: {_some(names)}."
-    yield make_finding("weights.unread", names[0], what, remedy=remedy)
+    names = [name for name in i.loading.unread if not _OTHER_RULES.search(name)]
+    if i.draft.tied and i.draft.reduced:  # vocab.tied_head reports the head
+        names = [name for name in names if not name.endswith("lm_head.weight")]
+    if names:
+        old = i.served.version == "0.5.9" and any(re.match(r"(model\.)?layers\.0\.", name) for name in names)
+        what = f"{len(names)} tensors in the file are never loaded by SGLang {i.served.version}: {some(names)}."
+        yield make_finding("weights.unread", names[0], what, case="layers" if old else "", **_strip_prefix(names))
 
 
 def shape(i: Inspection) -> Iterator[Finding]:
     width = i.target.hidden_size if i.target else 0
-    for name, there, here in i.served.loading.misshapen if i.served.loading else ():
+    for name, there, here in i.loading.misshapen:
         if name.endswith("lm_head.weight") and there[1:] == here[1:]:
             continue  # vocab.head_mismatch
         cure: dict[str, Any] = {}
@@ -96,11 +77,10 @@ def broken(i: Inspection) -> Iterator[Finding]:
     for fault in dict.fromkeys(bad.what for bad in i.weights.broken):
         alike = [bad for bad in i.weights.broken if bad.what == fault]
         count, seen = sum(bad.count for bad in alike), sum(bad.seen for bad in alike)
-        what = f"{_some([bad.name for bad in alike])}: {fault} in {count:,} of {seen:,} values looked at."
-        effect = "Logits become NaN: next to nothing is accepted." if "NaN" in fault else ""
-        yield make_finding("weights.nonfinite", alike[0].name, what, consequence=effect)
+        what = f"{some([bad.name for bad in alike])}: {fault} in {count:,} of {seen:,} values looked at."
+        yield make_finding("weights.nonfinite", alike[0].name, what, case="NaN" if "NaN" in fault else "")
     if ones := i.weights.ones:
-        what = f"{len(ones)} norms are all ones: {_some(ones)}."
+        what = f"{len(ones)} norms are all ones: {some(ones)}."
         yield make_finding("weights.nonfinite", ones[0], what, case="ones")
 
 
@@ -127,49 +107,47 @@ def head(i: Inspection) -> Iterator[Finding]:
         yield make_finding("vocab.head_mismatch", "lm_head.weight", what, case="rows", **cure)
         return
     if (error := i.weights.head_error) is not None and error > SAME:
-        what = (
-            "draft_vocab_size is null, so that SGLang puts the target's head in the place of the draft's own, which "
-            f"differs from it by {100 * error:.3g} % (relative error)."
-        )
+        what = f"draft_vocab_size is null; the target's head differs from the draft's own by {_percent(error)}."
         cure = set_config("draft_vocab_size", rows)
         yield make_finding("vocab.head_mismatch", "draft_vocab_size", what, case="replaced", **cure)
         return
     matches = i.weights.head_matches
     if matches and matches[1] >= max(4, 0.75 * matches[2]) and matches[0] <= matches[1] / 4:
-        what = (
-            f"of {matches[2]} probed rows of lm_head.weight, {matches[1]} lie close to a row of the target's head, and "
-            f"for {matches[0]} of them it is the row that d2t names."
-        )
+        close = f"{matches[1]} of {matches[2]} probed rows of lm_head.weight lie close to a row of the target's head"
+        what = f"{close}, {matches[0]} of them to the row that d2t names."
         yield make_finding("vocab.head_mismatch", "lm_head.weight", what)
 
 
 def tied_head(i: Inspection) -> Iterator[Finding]:
     if not i.draft.tied or not i.draft.reduced:
         return
-    own = i.checkpoint.find("lm_head.weight") if i.checkpoint else None
+    own = i.tensor("lm_head.weight")
     cure = set_config("tie_word_embeddings", False)
     if own:
-        said = f"the file's {own.name} {list(own.shape)} is dropped"
+        own_head = f"the file's {own.name} {list(own.shape)} is dropped"
     elif i.checkpoint is None:
-        said = "the weights are not known"
+        own_head = "the weights are not known"
     else:
-        said = "the file holds no lm_head.weight"
+        own_head = "the file holds no lm_head.weight"
         cure["remedy"] += " And export the head that was trained."
     size, vocab = f"{i.draft.draft_vocab_size:,}", f"{i.draft.vocab_size:,}"
-    what = f"tie_word_embeddings is true with a draft vocabulary of {size} out of {vocab}; {said}."
+    what = f"tie_word_embeddings is true with a draft vocabulary of {size} out of {vocab}; {own_head}."
     yield make_finding("vocab.tied_head", "tie_word_embeddings", what, **cure)
 
 
 def embedding(i: Inspection) -> Iterator[Finding]:
     error = i.weights.embed_error
-    own = i.checkpoint.find("embed_tokens.weight") if i.checkpoint else None
+    own = i.tensor("embed_tokens.weight")
     if error is not None and error > SAME:
-        differs = f"differs from the target's by {100 * error:.3g} % (relative error)"
-        text = "has another shape than the target's" if error == float("inf") else differs
-        yield make_finding("embed.replaced", own.name, f"The draft's own embedding {text}.")
+        differs = "has another shape than" if error == float("inf") else f"differs by {_percent(error)} from"
+        yield make_finding("embed.replaced", own.name, f"The draft's own embedding {differs} the target's.")
     elif own and error is None and i.draft.shares_embedding:
         what = "The draft's own embedding could not be compared with the target's (not given)."
         yield make_finding("embed.replaced", own.name, what, severity="note")
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:.3g} % (relative error)"
 
 
 RULES = (unsafe_file, missing, unread, shape, broken, vocabulary_map, head, tied_head, embedding)

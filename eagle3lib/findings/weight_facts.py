@@ -26,7 +26,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 @dataclass(frozen=True)
 class Broken:
-    """A tensor with ``count`` bad values of the ``seen`` ones; ``what`` says how they are bad."""
+    """A tensor with ``count`` bad values of the ``seen`` ones; ``what``: how they are bad."""
 
     name: str
     what: str
@@ -34,7 +34,7 @@ class Broken:
     seen: int
 
 
-#: What is wrong with the vocabulary map: the suffix of ``vocab.map``, and words.
+#: What is wrong with the vocabulary map: the suffix of ``vocab.map``, and the evidence.
 VocabFault = tuple[str, str]
 
 
@@ -56,12 +56,9 @@ class WeightFacts:
 
 
 def weight_facts(
-    draft: DraftConfig,
-    target: TargetConfig | None,
-    checkpoint: Checkpoint | None,
-    loading: Loading | None,
+    draft: DraftConfig, target: TargetConfig | None, checkpoint: Checkpoint | None, loading: Loading | None,
     target_weights: Checkpoint | None,
-) -> WeightFacts:
+) -> WeightFacts:  # fmt: skip
     """Look through a draft's weights; the target's are used for two comparisons where they are at hand."""
     if checkpoint is None:
         return WeightFacts()
@@ -70,16 +67,14 @@ def weight_facts(
     t2d = _map(checkpoint, loading.t2d if loading else None, "t2d")
     head = checkpoint.find("lm_head.weight")
     rows = head.shape[0] if head and head.shape else None
-    vocab = target.vocab_size if target else draft.vocab_size
-    faults = tuple(_vocab(draft, d2t, t2d, vocab))
-    matches = None
-    if d2t is not None and not faults and head and target_weights and len(head.shape) == 2 and rows == len(d2t):
-        matches = _head_matches(checkpoint, head.name, d2t, target_weights)
-    embed_error = head_error = None
+    faults = tuple(_vocab(draft, d2t, t2d, target.vocab_size if target else draft.vocab_size))
+    embed_error = head_error = matches = None
     if target_weights and draft.shares_embedding:
         embed_error = _difference(checkpoint, target_weights, "embed_tokens.weight")
     if target_weights and not draft.tied and draft.draft_vocab_size is None:
         head_error = _difference(checkpoint, target_weights, "lm_head.weight")
+    if target_weights and d2t is not None and not faults and head and len(head.shape) == 2 and rows == len(d2t):
+        matches = _head_matches(checkpoint, head.name, d2t, target_weights)
     length = None if d2t is None else d2t.numel()
     return WeightFacts(broken, ones, faults, length, rows, embed_error, head_error, matches)
 
@@ -125,7 +120,7 @@ def _vocab(draft: DraftConfig, d2t: Tensor | None, t2d: Tensor | None, vocab: in
         return
     size = len(d2t)
     if draft.draft_vocab and size != draft.draft_vocab:
-        yield "length", f"d2t has {size:,} entries, the config says draft_vocab_size {draft.draft_vocab:,}"
+        yield "length", f"d2t has {size:,} entries, the config has draft_vocab_size {draft.draft_vocab:,}"
     ids = d2t.long() + torch.arange(size)
     if t2d is not None and (t2d.ndim != 1 or vocab and len(t2d) != vocab):
         yield "t2d", f"t2d is of shape {list(t2d.shape)}, the target's vocabulary has {vocab or 0:,}"
@@ -187,14 +182,10 @@ def _head_matches(checkpoint: Checkpoint, name: str, d2t: Tensor, target: Checkp
     # the nearest of V random directions has a cosine of about sqrt(2 ln V / H)
     chance = 1.5 * math.sqrt(2 * math.log(max(len(full), 2)) / full.shape[1])
     close = min(0.98, max(0.6, chance))
-    mapped = ids[rows]
-    named = (probe * normalize(full[mapped].float() - centre, dim=-1)).sum(-1)
+    named = (probe * normalize(full[ids[rows]].float() - centre, dim=-1)).sum(-1)
     if (named > close).float().mean() > 0.25:
         return (int((named > close).sum()),) * 2 + (len(rows),)
-    best, at = named.clone(), mapped.clone()
-    for number, part in enumerate(full.split(8192)):
-        score, where = (probe @ normalize(part.float() - centre, dim=-1).T).max(-1)
-        at = torch.where(score > best, where + 8192 * number, at)
-        best = torch.maximum(best, score)
+    nearest = [(probe @ normalize(part.float() - centre, dim=-1).T).amax(-1) for part in full.split(8192)]
+    best = torch.stack(nearest).amax(0)  # [P]
     stem = best > close
-    return int(((at == mapped) & stem).sum()), int(stem.sum()), len(rows)
+    return int((stem & (named >= best - 1e-6)).sum()), int(stem.sum()), len(rows)

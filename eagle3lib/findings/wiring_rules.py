@@ -1,121 +1,94 @@
-"""02: what the draft's own predictions say about its wiring and its quality."""
+"""02: what follows from the draft's own predictions for its wiring, its quality and the samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from eagle3lib.findings.boundaries import ids_remedy, layer_difference
-from eagle3lib.findings.edits import place_of, set_config
-from eagle3lib.findings.finding import Edit, Finding
+import pandas as pd
+
+from eagle3lib.findings.breakdown_rules import SMALL_FALL, Limit, category_findings, length_findings, step_sides
+from eagle3lib.findings.catalogue import kind_of_switch, make_finding
+from eagle3lib.findings.edits import place_of, set_config, set_ids
+from eagle3lib.findings.finding import Finding, as_list, interval
 from eagle3lib.findings.inspection import Inspection
-from eagle3lib.findings.sample_rules import worse_on_traffic
+from eagle3lib.findings.rules_layers import layer_difference
 from eagle3lib.maths.wiring import Wiring
-from eagle3lib.measuring.rates import Rate
+from eagle3lib.measuring.accuracy import Evaluation
+from eagle3lib.measuring.rates import Rate, is_significant, rate, unpaired_difference
 from eagle3lib.measuring.sample_states import SampleStates
+from eagle3lib.measuring.steps import predicted_steps
+from eagle3lib.measuring.survey import LastState, Survey
 from eagle3lib.measuring.wiring_search import GOOD_FIRST, Candidate, Search
+from eagle3lib.reading.draft_config import ENGINE_PLACE
 
-#: The draft vocabulary may miss this share of what the target says before it is worth a warning.
+#: The draft vocabulary may miss this share of the target's tokens before it is worth a warning.
 MAX_MISSED = 0.05
-#: Below this a draft is not poor but disconnected: one fed other states still guesses common words.
+#: Below this a draft is not poor but disconnected: one fed other states still guesses common tokens.
 NEVER = 0.02
 
-#: The kind of finding that names each switch.
-KINDS = {
-    "shift": "align.shift",
-    "norm_before_fc": "norm.before_fc",
-    "fc_norm": "norm.fc",
-    "norm_before_residual": "norm.before_residual",
-    "norm_output": "norm.output",
-    "norm_before_head": "norm.head",
-    "rope_theta": "rope.theta",
-    "rope_scaling": "rope.scaling",
-    "window": "attention.window",
-    "attention_bias": "arch.unsupported",
-    "qk_norm": "arch.unsupported",
-    "later_norm": "arch.unsupported",
-    "d2t": "vocab.map",
-    "head": "vocab.tied_head",
-    "embedding": "embed.replaced",
-}
 
-
-def search_findings(search: Search, inspection: Inspection) -> list[Finding]:
+@as_list
+def search_findings(search: Search, inspection: Inspection) -> Iterator[Finding]:
     """Wiring and model judged by the search; silent where the configured wiring is as good as any."""
-    better = search.better
-    found = [] if better is None else list(_changes(search, better, inspection))
+    if search.better:
+        yield from _changes(search, search.better, inspection)
     if search.answer in ("model", "both"):
-        found.append(_undertrained(better or search.as_configured, disconnected=not search.idle_slots))
-    return found
+        best = search.better or search.as_configured
+        first, under = best.conditional_depth1, f"Under the best wiring tried ({best.change})"
+        # An idle column block: a stream is known to be none of those trained on, so that the layers may be to blame.
+        never = first.ci is not None and first.ci[1] < NEVER and not search.idle_slots
+        yield _mismatched(first, under) if never else _poor(first, under)
 
 
 def _changes(search: Search, better: Candidate, inspection: Inspection) -> Iterator[Finding]:
     here = search.as_configured
-    low, high = better.gain_ci or (better.gain, better.gain)
     evidence = (
         f"With {better.change} the draft's predicted accept length is {better.accept_length.value:.3f}, as "
-        f"configured {here.accept_length.value:.3f}: a gain of {better.gain:.3f} ({low:.3f} to {high:.3f}); "
+        f"configured {here.accept_length.value:.3f}: a gain of {better.gain:.3f}{interval(better.gain_ci, '.3f')}; "
         f"first position right {better.conditional_depth1.value:.0%} against {here.conditional_depth1.value:.0%}."
     )
     if better.near:
         others = "; ".join(change.split(" instead of")[0] for change in better.near)
-        evidence += f" That the wiring is wrong is sure; too near to tell from this one on these samples: {others}."
+        evidence += f" That the wiring is wrong is sure; too near to this one to decide on these samples: {others}."
     for switch, (was, wanted) in search.configured.differences(better.wiring).items():
         if switch == "boundaries":
-            kind = layer_difference(list(was), list(wanted), inspection.layers) or "aux.order"
-            remedy, edits = ("", ()) if kind == "aux.order" else ids_remedy(wanted, inspection)
-            remedy = remedy or f"Permute the column blocks of fc.weight to boundaries {sorted(wanted)}."
-            subject, lost = "eagle_config.eagle_aux_hidden_state_layer_ids", "fc reads states it was not trained on"
+            kind, subject = layer_difference(was, wanted, inspection.layers), ENGINE_PLACE
+            cure = {} if kind == "aux.order" else set_ids(wanted, inspection)
         else:
-            kind, subject = KINDS[switch], place_of(switch, inspection) or switch
-            remedy, edits = _switch_remedy(switch, better.wiring, inspection)
-            lost = f"the draft was trained with {switch} = {wanted}, not {was}"
-        consequence = f"{lost}: it accepts {better.gain:.2f} tokens a verify step less than it can."
-        yield Finding(kind, "error", subject, evidence, consequence, remedy, edits)
+            kind, subject = kind_of_switch(switch), place_of(switch, inspection) or switch
+            cure = _set_switch(switch, better.wiring, inspection)
+        lost = f"it accepts {better.gain:.2f} tokens a verify step less than it can"
+        consequence = f"The draft was trained with {switch} = {wanted}, not {was}: {lost}."
+        yield make_finding(kind, subject, evidence, severity="error", consequence=consequence, **cure)
 
 
-def _switch_remedy(switch: str, wanted: Wiring, inspection: Inspection) -> tuple[str, tuple[Edit, ...]]:
+def _set_switch(switch: str, wanted: Wiring, inspection: Inspection) -> dict[str, Any]:
     field, value = place_of(switch, inspection), getattr(wanted, switch)
     if not field:
-        return f"SGLang has no field for {switch}: change the engine's model code, or train the draft again.", ()
+        how = "change the engine's model code, or train the draft again"
+        return {"remedy": f"SGLang has no field for {switch}: {how}."}
     if switch == "head":
         value = inspection.weights.head_rows if field == "draft_vocab_size" else value == "tied"
     elif switch == "rope_scaling":
         value = dict(value) if value else None
         if field == "rope_parameters":  # one mapping holds the base too
             value = {"rope_type": "default", "rope_theta": wanted.rope_theta} | (value or {})
-    cure = set_config(field, value)
-    return cure["remedy"], tuple(cure["edits"])
-
-
-def _undertrained(best: Candidate, disconnected: bool) -> Finding:
-    """``disconnected``: no stream is known to be none of those trained on, so that the layers are not to blame."""
-    first, under = best.conditional_depth1, f"Under the best wiring tried ({best.change})"
-    if first.ci is None or first.ci[1] >= NEVER or not disconnected:
-        return _poor(first, under)
-    return Finding(
-        "vocab.head_mismatch",
-        "warning",
-        "d2t and lm_head.weight",
-        f"{under} the first position is right in {_share(first)} of all starts: next to never, and no want of "
-        "training explains that.",
-        "What the head says is decoded to other words, or head, map and layers are not of one making.",
-        "Export head and d2t of one making, of this target's vocabulary; then run this notebook again.",
-    )
+    return set_config(field, value)
 
 
 def _poor(first: Rate, under: str) -> Finding:
-    return Finding(
-        "quality.undertrained",
-        "warning",
-        "the draft's weights",
-        f"{under} the first position is right in {_share(first)} of all starts, below {GOOD_FIRST:.0%}.",
-        "No setting of the engine can make this draft accept more than it predicts.",
-        "Train longer or on more varied text of the kind that is served; then run this notebook again.",
-    )
+    evidence = f"{under} the first position is right in {_share(first)} of all starts, below {GOOD_FIRST:.0%}."
+    return make_finding("quality.undertrained", "the draft's weights", evidence)
+
+
+def _mismatched(first: Rate, under: str) -> Finding:
+    evidence = f"{under} the first position is right in {_share(first)} of all starts: next to never."
+    return make_finding("vocab.head_mismatch", "d2t and lm_head.weight", evidence, case="measured")
 
 
 def measured_wiring(inspection: Inspection, dataset: Iterable[SampleStates]) -> tuple[Wiring, str]:
-    """The wiring to measure, and in words what it is.
+    """The wiring to measure, and a description of it.
 
     As the engine serves it where its boundaries' states are at hand. Files of a large target often hold the states
     that the draft was trained on and no other: then the samples' own boundaries.
@@ -135,31 +108,25 @@ def measured_wiring(inspection: Inspection, dataset: Iterable[SampleStates]) -> 
     return switches.replace(boundaries=named), "on the samples' own boundaries; the captured ones are not at hand"
 
 
-def sample_findings(inspection: Inspection, measured: Wiring, first: Rate) -> list[Finding]:
+@as_list
+def sample_findings(inspection: Inspection, measured: Wiring, first: Rate) -> Iterator[Finding]:
     """The samples hold other states than the engine captures: an error where the draft predicts well on them.
 
     ``first``: the first position right, under the samples' boundaries.
     """
-    captured, target = inspection.captured_boundaries, inspection.target
-    if target is None or captured is None or captured == measured.boundaries or inspection.served.captured.problems:
-        return []  # where the engine cannot capture them at all, notebook 01 says it
+    captured, boundaries = inspection.captured_boundaries, measured.boundaries
+    if inspection.target is None or captured in (None, boundaries) or inspection.served.captured.problems:
+        return  # where the engine cannot capture them at all, notebook 01 reports it
     value = first.value or 0.0  # fed other states a draft is right in one of twenty: half of good is sure enough
     good = value >= GOOD_FIRST and (first.ci[0] if first.ci else value) >= GOOD_FIRST / 2
-    same = len(captured) == len(measured.boundaries)
-    kind = layer_difference(list(captured), list(measured.boundaries), target.layers) if same else "aux.count"
-    remedy, edits = ids_remedy(measured.boundaries, inspection)
-    return [
-        Finding(
-            kind or "aux.order",
-            "error" if good else "warning",
-            "eagle_config.eagle_aux_hidden_state_layer_ids",
-            f"The samples hold boundaries {list(measured.boundaries)}, on which the first position is right in "
-            f"{_share(first)}; the engine captures {list(captured)}.",
-            "fc reads states it was not trained on: next to nothing is accepted, whatever the flags.",
-            remedy,
-            edits if good else (),
-        )
-    ]
+    same = len(captured) == len(boundaries)
+    kind = layer_difference(captured, boundaries, inspection.layers) if same else "aux.count"
+    right = f"on which the first position is right in {_share(first)}"
+    what = f"The samples hold boundaries {list(boundaries)}, {right}; the engine captures {list(captured)}."
+    cure = set_ids(boundaries, inspection)
+    if not good:
+        cure["edits"] = []
+    yield make_finding(kind, ENGINE_PLACE, what, severity="error" if good else "warning", **cure)
 
 
 def conclusion(
@@ -175,38 +142,97 @@ def conclusion(
     answer: str = "undecided" if search is None else search.answer
     if shown:
         answer = "both" if answer in ("model", "both") else "wiring"
-    if worse_on_traffic(found):  # whatever the samples say, what is served is what counts
+    if worse_on_traffic(found):  # whatever the samples show, the traffic counts
         answer = {"sound": "model", "wiring": "both"}.get(answer, answer)
     if shown and not (search and search.better):
         return answer, measured.boundaries
     return answer, search.trained_boundaries if search and named else None
 
 
+def worse_on_traffic(found: Sequence[Finding]) -> bool:
+    """Whether :func:`traffic_findings` found something."""
+    return any(each.subject == "traffic" and each.kind in ("quality.domain", "context.length") for each in found)
+
+
 def accuracy_findings(first: Rate) -> list[Finding]:
     """``quality.undertrained`` from the first position alone, where no wiring was searched; one request is too few."""
-    if first.ci is None or first.ci[1] >= GOOD_FIRST:
-        return []
-    return [_poor(first, "As configured")]
+    return [_poor(first, "As configured")] if first.ci and first.ci[1] < GOOD_FIRST else []
 
 
-def coverage_findings(coverage: Rate) -> list[Finding]:
+@as_list
+def coverage_findings(coverage: Rate) -> Iterator[Finding]:
     """``vocab.coverage``: a warning where more than 5 % are missed beyond the interval, else a note."""
-    if coverage.value is None or coverage.value >= 1:
-        return []
-    surely = coverage.ci is not None and coverage.ci[1] < 1 - MAX_MISSED
-    missed = f"{1 - coverage.value:.1%} of the target's {coverage.denominator:g} tokens"
-    return [
-        Finding(
-            "vocab.coverage",
-            "warning" if surely else "note",
-            "the draft vocabulary",
-            f"It lacks {missed}; coverage {_share(coverage)}.",
-            "A token outside the draft vocabulary is never proposed: it ends every chain that reaches it.",
-            "Choose the draft vocabulary from text of the kind that is served, or make it larger.",
+    if coverage.value is not None and coverage.value < 1:
+        surely = coverage.ci is not None and coverage.ci[1] < 1 - MAX_MISSED
+        missed = f"{1 - coverage.value:.1%} of the target's {coverage.denominator:g} tokens"
+        what = f"It lacks {missed}; coverage {_share(coverage)}."
+        yield make_finding("vocab.coverage", "the draft vocabulary", what, severity="warning" if surely else "note")
+
+
+def kind_findings(evaluation: Evaluation, num_steps: int) -> list[Finding]:
+    """``quality.domain``: a category of the samples that is predicted poorly while the others are not."""
+    return category_findings("samples", evaluated_steps(evaluation, num_steps))
+
+
+def evaluated_steps(evaluation: Evaluation, num_steps: int) -> pd.DataFrame:
+    """The verify steps with their places in the conversation, as ``measuring.steps`` has them."""
+    return predicted_steps(zip(evaluation.steps(num_steps), evaluation.requests, strict=True), num_steps)
+
+
+@as_list
+def traffic_findings(
+    own: Evaluation, samples: Survey, served: Evaluation, traffic: Survey, num_steps: int
+) -> Iterator[Finding]:
+    """``context.length`` or ``quality.domain``: traffic is predicted worse than the samples, which are fine.
+
+    It is the length where traffic falls beyond the longest sample, or lies there altogether.
+    """
+    usual, here = own.accept_length(num_steps), served.accept_length(num_steps)
+    first = own.depths()[0].conditional
+    if first.value is None or first.value < GOOD_FIRST or here.value is None or usual.value is None:
+        return
+    near, far = step_sides(evaluated_steps(served, num_steps), samples.longest)
+    longer = length_findings(
+        "traffic", near, far, Limit(samples.longest, "context.length", "the longest of the samples")
+    )
+    yield from longer
+    within = rate(near["tokens"], near["steps"])
+    compared = within if longer and within.value is not None else here
+    falls = is_significant(unpaired_difference(compared, usual), min(len(own.requests), len(served.requests)))
+    if not falls or compared.value > (1 - SMALL_FALL) * usual.value:
+        return
+    beyond = within.value is None
+    all_of_it = f"; all of it lies beyond the longest sample of {samples.longest} tokens" if beyond else ""
+    what = (
+        f"Predicted accept length {compared.value:.2f}{interval(compared.ci)} on traffic, {usual.value:.2f}"
+        f"{interval(usual.ci)} on the samples{all_of_it}. Coverage of the draft vocabulary "
+        f"{traffic.coverage.value:.1%} against {samples.coverage.value:.1%}."
+    )
+    yield make_finding("context.length" if beyond else "quality.domain", "traffic", what, case="traffic")
+
+
+@as_list
+def teacher_findings(last: LastState, first: Rate) -> Iterator[Finding]:
+    """``target.mismatch``: a trainer that reads the files as their layout states learns from another state.
+
+    ``first``: the first position right under the measured wiring. An error where that is poor.
+    """
+    wrong = None not in (last.normed, last.claimed) and last.normed != last.claimed
+    if wrong or last.foreign:
+        poor = first.value is not None and first.value < GOOD_FIRST
+        case, severity = "norm" if wrong else "foreign", "error" if poor and wrong else "warning"
+        yield make_finding(
+            "target.mismatch", "the samples' last state", f"{last.summary()}.", case=case, severity=severity
         )
-    ]
 
 
-def _share(rate: Rate) -> str:
-    interval = f", 95 % interval {rate.ci[0]:.1%} to {rate.ci[1]:.1%}" if rate.ci else ""
-    return f"{rate.value:.1%} ({rate.numerator:g} of {rate.denominator:g}{interval})"
+def overlap(a: Rate, b: Rate) -> str:
+    """Whether the 95 % intervals overlap, as text."""
+    if a.ci is None or b.ci is None:
+        return "no interval"
+    return "apart" if a.ci[1] < b.ci[0] or b.ci[1] < a.ci[0] else "overlap"
+
+
+def _share(found: Rate) -> str:
+    span = f", 95 % interval {found.ci[0]:.1%} to {found.ci[1]:.1%}" if found.ci else ""
+    return f"{found.value:.1%} ({found.numerator:g} of {found.denominator:g}{span})"

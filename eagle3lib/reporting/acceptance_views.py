@@ -26,8 +26,8 @@ from eagle3lib.reporting.tables import length, rate, table, text
 if TYPE_CHECKING:
     from IPython.display import HTML
 
-    from eagle3lib.findings.breakdown import Breakdown
     from eagle3lib.findings.breakdown_rules import Limit
+    from eagle3lib.findings.offline import Breakdown
     from eagle3lib.measuring.acceptance import Acceptance
     from eagle3lib.measuring.served_wiring import ServedWiring
     from eagle3lib.reading.engine_reports import EngineReport

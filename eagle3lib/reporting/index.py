@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from eagle3lib.findings.verdict import entries, is_symptom, number
+from eagle3lib.findings.catalogue import is_symptom
+from eagle3lib.findings.verdict import entries, number
 from eagle3lib.reading.files import write_text
 from eagle3lib.reporting.pages import TEMPLATE, confine, css, mask_page
 from eagle3lib.reporting.privacy import mask

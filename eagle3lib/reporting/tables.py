@@ -83,7 +83,7 @@ def _blocks(entries: Iterable[tuple[str, Mapping[str, Any]]], empty: str) -> HTM
 
 def diagnosis(found: Sequence[Diagnosis]) -> HTML:
     """What is wrong, most likely first."""
-    from eagle3lib.findings.verdict import is_symptom
+    from eagle3lib.findings.catalogue import is_symptom
 
     return _blocks(
         (

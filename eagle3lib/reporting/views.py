@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from eagle3lib.findings.sample_rules import overlap
+from eagle3lib.findings.wiring_rules import overlap
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import DEFINITIONS
 from eagle3lib.reporting.tables import NOTHING, SIGNS, length, rate, table, text
