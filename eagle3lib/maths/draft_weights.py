@@ -14,8 +14,7 @@ from eagle3lib.errors import InputError
 from eagle3lib.maths.device import resolve_device
 from eagle3lib.maths.mla import Latent
 from eagle3lib.reading.checkpoint import Checkpoint
-from eagle3lib.reading.draft_config import DraftConfig
-from eagle3lib.reading.latent import LatentShape
+from eagle3lib.reading.draft_config import DraftConfig, LatentShape
 
 #: Other names of the same tensors (SGLang ``LlamaForCausalLMEagle3.load_weights``, and SpecForge's exports).
 ALIASES = {
