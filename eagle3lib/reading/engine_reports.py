@@ -6,7 +6,6 @@ A report keeps what its source determines and nothing else: zero and absent coun
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading import engine_json, engine_text
+from eagle3lib.reading.files import load_json
 from eagle3lib.reading.run_flags import BESIDE, flags_beside, flags_within, run_flags
 from eagle3lib.reading.samples import Sample, from_record
 from eagle3lib.reading.setting import Setting
@@ -145,14 +145,11 @@ def read_engine_reports(path: str | Path) -> list[EngineReport]:
 def parse_engine_report(text: str, source: str) -> EngineReport:
     """One source from its text: JSON, JSONL, Prometheus text or a server log."""
     where = f"engine report {source}"
-    try:
-        content = _json(text)
-        if content is not None:
-            requests = [RequestReport(**entry) for entry in engine_json.entries(content, where)]
-            found = report(source, _with_tokens(requests, content, source))
-            return replace(found, flags=flags_within(content) or run_flags(text))
-    except RecursionError:
-        raise InputError(where, "JSON nested too deeply", "one object or list a request") from None
+    content, broken = load_json(text, where)
+    if content is not None:
+        requests = [RequestReport(**entry) for entry in engine_json.entries(content, where)]
+        found = report(source, _with_tokens(requests, content, source))
+        return replace(found, flags=flags_within(content) or run_flags(text))
     for parse in (engine_text.prometheus, engine_text.vllm_log, engine_text.sglang_log):
         try:
             entries = parse(text)
@@ -163,7 +160,8 @@ def parse_engine_report(text: str, source: str) -> EngineReport:
             found = report(source, [RequestReport(**entry) for entry in entries], form)
             return replace(found, flags=run_flags(text))
     expected = "SGLang meta_info or log, Prometheus text, vLLM metrics or a list of accepted counts"
-    raise InputError(where, _broken(text) or "no acceptance counts", expected)
+    is_json = text.lstrip().startswith("{")
+    raise InputError(where, broken if is_json else "no acceptance counts", expected)
 
 
 def _with_tokens(requests: Sequence[RequestReport], content: Any, source: str) -> list[RequestReport]:
@@ -185,31 +183,3 @@ def report(source: str, requests: Sequence[RequestReport], form: str | None = No
     found = [name for name in DEFINITIONS if any(request.form == name for request in requests)]
     best = found[0] if found else "unmeasured"
     return EngineReport(source, form if form and best != "unmeasured" else best, tuple(requests))
-
-
-def _json(text: str) -> Any:
-    """The JSON document, or the list of a JSONL file's; ``None`` when the text is neither."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return [json.loads(line) for line in text.split("\n") if line.strip()] or None
-    except ValueError:
-        return None
-
-
-def _broken(text: str) -> str:
-    """Where JSON stops being JSON; empty for another kind of text."""
-    if not text.lstrip().startswith("{"):
-        return ""
-    try:
-        json.JSONDecoder().raw_decode(text.lstrip())
-    except ValueError as error:
-        return f"broken JSON ({error})"
-    for number, line in enumerate(text.split("\n"), 1):  # the first object is whole: one a line
-        try:
-            json.loads(line.strip() or "{}")
-        except ValueError:
-            return f"broken JSON in line {number}"
-    return ""

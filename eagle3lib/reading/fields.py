@@ -18,6 +18,11 @@ def dig(record: Any, dotted: str) -> Any:
     return record
 
 
+def is_number(value: Any) -> bool:
+    """A finite number of at most ``MOST``; text and truth values are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -MOST <= value <= MOST
+
+
 def number(
     record: Mapping[str, Any],
     names: str | Sequence[str],
@@ -29,15 +34,13 @@ def number(
     """The first of ``names`` that is not null, as a float, or an int if ``whole``; None where there is none.
 
     Raises:
-        InputError: of another type (text and truth values are no numbers), NaN, beyond ``MOST``, not whole
-            though it has to be, or a value that does not fit.
+        InputError: no number, not whole though it has to be, or a value that does not fit.
     """
     for name in (names,) if isinstance(names, str) else names:
         value = record.get(name)
         if value is None:
             continue
-        plain = isinstance(value, (int, float)) and not isinstance(value, bool) and -MOST <= value <= MOST
-        if not plain or (whole and value != int(value)) or not fits(value):
+        if not is_number(value) or (whole and value != int(value)) or not fits(value):
             raise InputError(f"{where} {name}", repr(value)[:80], expected)
         return int(value) if whole else float(value)
     return None
