@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.files import inside, replacing
-from eagle3lib.reading.tensor_files import read_tensor, read_tensors
+from eagle3lib.reading.files import inside
+from eagle3lib.reading.tensor_files import read_tensor, read_tensors, write_tensors
 
 AUX = "aux_hidden_states"
 SUFFIXES = (".safetensors", ".pt", ".npy")
@@ -58,13 +57,9 @@ class Capture:
 
 def write_capture(capture: Capture, path: str | Path) -> Path:
     """Write ``capture`` as one safetensors file, in one move; the path."""
-    tensors = {name: value.contiguous() for name, value in capture.stages.items()} | {"positions": capture.positions}
-    if capture.input_ids is not None:
-        tensors["input_ids"] = capture.input_ids
-    metadata = {"role": capture.role, "rank": str(capture.rank), "module": capture.module, "request": capture.request}
-    with replacing(Path(path)) as partial:
-        save_file(tensors, partial, metadata)
-    return Path(path)
+    tensors = {**capture.stages, "positions": capture.positions, "input_ids": capture.input_ids}
+    metadata = {name: getattr(capture, name) for name in ("role", "rank", "module", "request")}
+    return write_tensors(path, tensors, metadata)
 
 
 def read_capture(folder: str | Path) -> list[Capture]:

@@ -148,20 +148,16 @@ def parse_engine_report(text: str, source: str) -> EngineReport:
     content, broken = load_json(text, where)
     if content is not None:
         requests = [RequestReport(**entry) for entry in engine_json.entries(content, where)]
-        found = report(source, _with_tokens(requests, content, source))
-        return replace(found, flags=flags_within(content) or run_flags(text))
+        return report(source, _with_tokens(requests, content, source), flags=flags_within(content) or run_flags(text))
     for parse in (engine_text.prometheus, engine_text.vllm_log, engine_text.sglang_log):
         try:
-            entries = parse(text)
+            requests = [RequestReport(**entry) for entry in parse(text)]
         except (ValueError, LookupError, OverflowError) as error:
             raise InputError(where, f"damaged text ({error})"[:200], "whole lines, as the server gave them") from None
-        if entries:
-            form = "window" if parse is engine_text.sglang_log else None
-            found = report(source, [RequestReport(**entry) for entry in entries], form)
-            return replace(found, flags=run_flags(text))
+        if requests:
+            return report(source, requests, "window" if parse is engine_text.sglang_log else None, run_flags(text))
     expected = "SGLang meta_info or log, Prometheus text, vLLM metrics or a list of accepted counts"
-    is_json = text.lstrip().startswith("{")
-    raise InputError(where, broken if is_json else "no acceptance counts", expected)
+    raise InputError(where, broken if text.lstrip().startswith("{") else "no acceptance counts", expected)
 
 
 def _with_tokens(requests: Sequence[RequestReport], content: Any, source: str) -> list[RequestReport]:
@@ -178,8 +174,10 @@ def _with_tokens(requests: Sequence[RequestReport], content: Any, source: str) -
     return found
 
 
-def report(source: str, requests: Sequence[RequestReport], form: str | None = None) -> EngineReport:
+def report(
+    source: str, requests: Sequence[RequestReport], form: str | None = None, flags: Mapping[str, Any] | None = None
+) -> EngineReport:
     """A report of ``requests`` in the best form that any of them has, or in ``form`` if any has one."""
-    found = [name for name in DEFINITIONS if any(request.form == name for request in requests)]
-    best = found[0] if found else "unmeasured"
-    return EngineReport(source, form if form and best != "unmeasured" else best, tuple(requests))
+    forms = {request.form for request in requests}
+    best = next((name for name in DEFINITIONS if name in forms), "unmeasured")
+    return EngineReport(source, form if form and best != "unmeasured" else best, tuple(requests), flags or {})

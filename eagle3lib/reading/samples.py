@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.files import inside, replacing
-from eagle3lib.reading.tensor_files import read_tensors
+from eagle3lib.reading.files import inside
+from eagle3lib.reading.tensor_files import read_tensors, write_tensors
 
 #: Files that trainers leave beside their samples.
 BESIDE = {"vocab_mapping.pt", "token_freq.pt", "d2t.pt", "t2d.pt", "cache.pt", "prompts.jsonl"}
@@ -283,12 +282,9 @@ def write_sample(path: str | Path, sample: Sample) -> Path:
     }
     metadata = {
         "format": "pt",
-        "prompt_tokens": str(sample.prompt_tokens),
+        "prompt_tokens": sample.prompt_tokens,
         "boundaries": None if sample.boundaries is None else json.dumps(sample.boundaries),
         "category": sample.category,
         "target": sample.target,
     }
-    tensors = {name: value.contiguous() for name, value in tensors.items() if value is not None}
-    with replacing(Path(path)) as partial_file:
-        save_file(tensors, partial_file, {name: value for name, value in metadata.items() if value is not None})
-    return Path(path)
+    return write_tensors(path, tensors, metadata)
