@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle3lib.errors import InputError, UnsafeFile
-from eagle3lib.reading.files import inside, parse_object, read_text
+from eagle3lib.reading.files import inside, read_object
 from eagle3lib.reading.tensor_files import DAMAGE, first_line
 
 #: safetensors dtype names of the torch dtypes found in ``.bin`` files.
@@ -132,8 +132,7 @@ def _files(root: Path) -> tuple[list[Path], dict[str, str]]:
     """
     for name in _INDEXES:
         if (root / name).exists():
-            path = inside(root, name)
-            entries = parse_object(read_text(path), root / name).get("weight_map")
+            entries = read_object(root, name).get("weight_map")
             if not isinstance(entries, dict) or not all(isinstance(v, str) for v in entries.values()):
                 raise InputError(root / name, "no map of tensor names to file names", "`weight_map`")
             shards = sorted(set(entries.values()))

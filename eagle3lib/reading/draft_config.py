@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.fields import dig, mapping, number
-from eagle3lib.reading.files import inside, parse_object, read_text
+from eagle3lib.reading.fields import dig, first_name, mapping, number
+from eagle3lib.reading.files import read_object
 from eagle3lib.reading.rope import Rope, read_rope
 
 Dialect = Literal["sglang", "eagle", "speculators", "modelopt", "angelslim", "vllm"]
@@ -138,9 +138,7 @@ class DraftConfig:
     def open(cls, folder: str | Path) -> DraftConfig:
         """Read ``folder/config.json``; :class:`InputError` when it cannot be used."""
         twice: list[str] = []
-        path = inside(Path(folder), "config.json")
-        raw = parse_object(read_text(path), Path(folder) / "config.json", duplicates=twice)
-        return cls.from_dict(raw, folder, tuple(twice))
+        return cls.from_dict(read_object(folder, "config.json", twice), folder, tuple(twice))
 
     @classmethod
     def from_dict(
@@ -155,7 +153,7 @@ class DraftConfig:
         names = raw.get("architectures")
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise InputError(f"{at} architectures", repr(names)[:80], "a list of names")
-        architecture = _first(names)
+        architecture = first_name(names)
         dialect = _dialect(raw, eagle, architecture)
         aux_found = _aux_ids(raw, at)
         own = [p for p in aux_found if p != ENGINE_PLACE] if dialect in ("speculators", "vllm", "angelslim") else []
@@ -196,7 +194,7 @@ class DraftConfig:
             rope=rope,
             quantization=str(quantization.get("quant_method")) if isinstance(quantization, dict) else None,
             verifier=str(verifier.get("name_or_path") or ""),
-            verifier_architecture=_first(verifier.get("architectures")),
+            verifier_architecture=first_name(verifier.get("architectures")),
             nested=isinstance(raw.get("transformer_layer_config"), dict),
             **given,
             **{name: value for name, (value, _) in switches.items()},
@@ -267,7 +265,3 @@ def _latent(flat: Mapping[str, Any]) -> LatentShape | None:
     q_rank = flat.get("q_lora_rank")
     interleaved = flat.get("rope_interleave", True) is not False
     return LatentShape(q_rank if isinstance(q_rank, int) and q_rank > 0 else None, *parts, interleaved)
-
-
-def _first(names: Any) -> str:
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""

@@ -13,7 +13,7 @@ from typing import Any
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading import engine_json, engine_text
-from eagle3lib.reading.files import load_json
+from eagle3lib.reading.files import files_at, load_json
 from eagle3lib.reading.run_flags import BESIDE, flags_beside, flags_within, run_flags
 from eagle3lib.reading.samples import Sample, from_record
 from eagle3lib.reading.setting import Setting
@@ -120,14 +120,7 @@ def read_engine_reports(path: str | Path) -> list[EngineReport]:
     Raises:
         InputError: nothing there, or nothing that is one of the known forms.
     """
-    path = Path(path)
-    if path.is_dir():
-        files = [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
-        files = [file for file in files if not file.name.lower().endswith(_NO_REPORT)]
-    else:
-        files = [path]
-    if not files or not all(file.is_file() for file in files):
-        raise InputError("engine_reports", f"nothing at {path.name}", "a file or folder of engine reports")
+    files = files_at(path, "engine_reports", "a file or folder of engine reports", without=_NO_REPORT)
     flags = flags_beside(files)
     reports, refused = [], []
     for file in [file for file in files if not file.name.endswith(BESIDE)] or files:

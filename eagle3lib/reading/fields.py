@@ -60,3 +60,8 @@ def mapping(record: Mapping[str, Any], name: str, where: object) -> Mapping[str,
     if not isinstance(found, Mapping):
         raise InputError(f"{where} {name}", repr(found)[:80], "a mapping or null")
     return found
+
+
+def first_name(names: Any) -> str:
+    """The first of a list of names, such as ``architectures``; "" where there is none."""
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""

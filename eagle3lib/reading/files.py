@@ -68,6 +68,25 @@ def read_text(path: Path) -> str:
         raise InputError(path, error.strerror or str(error), "a readable file", cure) from None
 
 
+def files_at(path: str | Path, parameter: str, expected: str, without: tuple[str, ...] = ()) -> list[Path]:
+    """The file ``path``, or the files of the folder ``path`` in order; at least one.
+
+    Of a folder, hidden files and those with an ending in ``without`` are left out.
+    """
+    path = Path(path)
+    inner = sorted(path.iterdir()) if path.is_dir() else []
+    wanted = [file for file in inner if not file.name.startswith(".") and not file.name.lower().endswith(without)]
+    files = [file for file in wanted or [path] if file.is_file()]
+    if not files:
+        raise InputError(parameter, f"nothing at {path.name}", expected)
+    return files
+
+
+def read_object(folder: str | Path, name: str, duplicates: list[str] | None = None) -> dict[str, Any]:
+    """The JSON object in a file that lies in ``folder``; ``duplicates`` as in :func:`parse_object`."""
+    return parse_object(read_text(inside(Path(folder), name)), Path(folder) / name, duplicates)
+
+
 def parse_object(text: str, where: object, duplicates: list[str] | None = None) -> dict[str, Any]:
     """One JSON object; NaN, infinities and nesting deeper than 64 are refused.
 

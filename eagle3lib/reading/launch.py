@@ -105,11 +105,20 @@ class Launch:
 
     def integer(self, name: str) -> int | None:
         """A flag's integer value; :class:`InputError` when it is none."""
-        return self._typed(name, int, "an integer")
+        return self.number(name, int, "an integer")
 
-    def number(self, name: str) -> float | None:
+    def number(self, name: str, kind: type = float, expected: str = "a finite number") -> Any:
         """A flag's value as a finite number."""
-        return self._typed(name, float, "a finite number")
+        value = self.flags.get(name)
+        if value is None:
+            return None
+        try:
+            if isinstance(value, (bool, list)) or not math.isfinite(number := kind(value)):
+                raise ValueError
+            return number
+        except (ValueError, OverflowError):
+            found = "no value" if value is True else repr(value)[:80]
+            raise InputError(_where(name), found, expected) from None
 
     def switch(self, name: str) -> bool:
         """True when a switch is given (and not given as false)."""
@@ -148,18 +157,6 @@ class Launch:
             elif change := new[part.name]:
                 out.append(replace(change, spelled=part.spelled, joined=part.joined))
         return " ".join(map(str, out + added))
-
-    def _typed(self, name: str, kind: type, words: str) -> Any:
-        value = self.flags.get(name)
-        if value is None:
-            return None
-        try:
-            if isinstance(value, (bool, list)) or not math.isfinite(number := kind(value)):
-                raise ValueError
-            return number
-        except (ValueError, OverflowError):
-            found = "no value" if value is True else repr(value)[:80]
-            raise InputError(_where(name), found, words) from None
 
 
 def _where(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading.fields import mapping, number
-from eagle3lib.reading.files import load_json, read_text
+from eagle3lib.reading.files import files_at, load_json, read_text
 from eagle3lib.reading.launch import SETTING
 from eagle3lib.reading.setting import OFF, Setting
 
@@ -48,13 +48,10 @@ def read_points(path: str | Path) -> list[Point]:
     Raises:
         InputError: nothing there, or a line without the fields of a point or with values that cannot be.
     """
-    path = Path(path)
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
-        raise InputError("points", f"nothing at {path.name}", "JSONL or CSV of finished points")
+    files = files_at(path, "points", "JSONL or CSV of finished points")
     points = [point for file in files for point in parse_points(read_text(file), file.name)]
     if not points:
-        raise InputError(f"points {path.name}", "no point", "one point a line")
+        raise InputError(f"points {Path(path).name}", "no point", "one point a line")
     return _numbered(points)
 
 
