@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from eagle3lib.maths.draft_weights import ALIASES
 from eagle3lib.reading.checkpoint import Checkpoint
-from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
-from eagle3lib.reading.latent import LatentShape
+from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig, LatentShape
 
 Shape = tuple[int, ...]
 #: The places of each norm's switch that SGLang 0.5.23 reads; 0.5.9 reads none.

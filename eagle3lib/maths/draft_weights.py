@@ -18,8 +18,7 @@ from eagle3lib.maths.device import resolve_device
 from eagle3lib.maths.mla import MLA
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.reading.checkpoint import Checkpoint
-from eagle3lib.reading.draft_config import DraftConfig
-from eagle3lib.reading.latent import LatentShape
+from eagle3lib.reading.draft_config import DraftConfig, LatentShape
 
 #: Other names of the same tensors (SGLang ``LlamaForCausalLMEagle3.load_weights``, and SpecForge's exports).
 ALIASES = {

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3lib.maths.kernels import apply_rotary_pos_emb, rms_norm
-from eagle3lib.reading.latent import LatentShape
+from eagle3lib.reading.draft_config import LatentShape
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.files import inside, replacing
-from eagle3lib.reading.tensor_files import read_tensor, read_tensors
+from eagle3lib.reading.files import inside
+from eagle3lib.reading.tensor_files import read_tensor, read_tensors, write_tensors
 
 AUX = "aux_hidden_states"
 SUFFIXES = (".safetensors", ".pt", ".npy")
@@ -58,13 +57,9 @@ class Capture:
 
 def write_capture(capture: Capture, path: str | Path) -> Path:
     """Write ``capture`` as one safetensors file, in one move; the path."""
-    tensors = {name: value.contiguous() for name, value in capture.stages.items()} | {"positions": capture.positions}
-    if capture.input_ids is not None:
-        tensors["input_ids"] = capture.input_ids
-    metadata = {"role": capture.role, "rank": str(capture.rank), "module": capture.module, "request": capture.request}
-    with replacing(Path(path)) as partial:
-        save_file(tensors, partial, metadata)
-    return Path(path)
+    tensors = {**capture.stages, "positions": capture.positions, "input_ids": capture.input_ids}
+    metadata = {name: getattr(capture, name) for name in ("role", "rank", "module", "request")}
+    return write_tensors(path, tensors, metadata)
 
 
 def read_capture(folder: str | Path) -> list[Capture]:
@@ -86,37 +81,31 @@ def read_capture(folder: str | Path) -> list[Capture]:
         raise InputError(f"capture {folder.name}", "no tensor file", "safetensors or plain tensors", cure)
     opened = {path: read_tensors(path) for path in files if path.suffix == ".safetensors"}
     if any(AUX in tensors and len(tensors) > 1 for tensors, _ in opened.values()):
-        captures = [_from_file(path.name, path.stem, *content) for path, content in opened.items()]
+        for path, (tensors, _) in opened.items():
+            if missing := [name for name in OWN if name not in tensors]:
+                raise InputError(f"capture {path.name}", f"no {', '.join(missing)}", f"the tensors {', '.join(OWN)}")
+        captures = [_capture(path.name, path.stem, *content) for path, content in opened.items()]
     else:
-        captures = [_from_plain(folder.name, {path.stem: read_tensor(path) for path in files})]
+        captures = [_capture(folder.name, folder.name, {path.stem: read_tensor(path) for path in files}, {})]
     return sorted(captures, key=lambda capture: (capture.request, capture.rank))
 
 
-def _from_file(source: str, stem: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Capture:
-    missing = [name for name in OWN if name not in tensors]
-    if missing:
-        raise InputError(f"capture {source}", f"no {', '.join(missing)}", f"the tensors {', '.join(OWN)}")
+def _capture(source: str, request: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Capture:
     rank = metadata.get("rank", "0")
     if not rank.isdecimal():
         raise InputError(f"capture {source} metadata rank", rank, "a whole number")
+    stages = _stages(source, tensors)
+    rows = {name: tensors[name].flatten().long() for name in ("input_ids", "positions") if name in tensors}
     return Capture(
         source=source,
-        request=metadata.get("request", stem),
-        input_ids=tensors["input_ids"].flatten().long(),
-        positions=tensors["positions"].flatten().long(),
-        stages=_stages(source, tensors),
+        request=metadata.get("request", request),
+        input_ids=rows.get("input_ids"),
+        positions=rows["positions"] if "positions" in rows else torch.arange(len(next(iter(stages.values())))),
+        stages=stages,
         role=metadata.get("role", "draft"),
         rank=int(rank),
         module=metadata.get("module", "model.fc"),
     )
-
-
-def _from_plain(source: str, tensors: Mapping[str, Tensor]) -> Capture:
-    stages = _stages(source, tensors)
-    ids = tensors.get("input_ids")
-    positions = tensors.get("positions", torch.arange(len(next(iter(stages.values())))))
-    ids = None if ids is None else ids.flatten().long()
-    return Capture(source, source, ids, positions.flatten().long(), stages)
 
 
 def _stages(source: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle3lib.errors import InputError, UnsafeFile
-from eagle3lib.reading.files import inside, parse_object, read_text
+from eagle3lib.reading.files import inside, read_object
 from eagle3lib.reading.tensor_files import DAMAGE, first_line
 
 #: safetensors dtype names of the torch dtypes found in ``.bin`` files.
@@ -25,7 +25,7 @@ _DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
-#: Rows are read one by one, so a sample has no more of them.
+#: The most rows of a sample.
 MOST_ROWS = 1024
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
@@ -91,15 +91,13 @@ class Checkpoint:
         rows, others = _spread(info.shape, values)
         if info.file.suffix == ".bin":
             whole = _unpickle(info.file)[name]
-            return whole.clone() if rows is None else whole[(rows, *others)].clone()
-        try:
-            with safe_open(info.file, framework="pt") as file:
-                if rows is None:
-                    return file.get_tensor(name)
-                part = file.get_slice(name)
-                return torch.cat([part[(slice(row, row + 1), *others)] for row in rows])
-        except (SafetensorError, OSError) as error:
-            raise InputError(info.file, str(error), "a readable safetensors file") from None
+        else:
+            try:
+                with safe_open(info.file, framework="pt") as file:
+                    whole = file.get_tensor(name)
+            except (SafetensorError, OSError) as error:
+                raise InputError(info.file, str(error), "a readable safetensors file") from None
+        return whole if rows is None else whole[(rows, *others)]  # mapped: other rows are not read
 
     def info(self, name: str) -> TensorInfo:
         """The header entry of a tensor; :class:`InputError` when there is none."""
@@ -134,8 +132,7 @@ def _files(root: Path) -> tuple[list[Path], dict[str, str]]:
     """
     for name in _INDEXES:
         if (root / name).exists():
-            path = inside(root, name)
-            entries = parse_object(read_text(path), root / name).get("weight_map")
+            entries = read_object(root, name).get("weight_map")
             if not isinstance(entries, dict) or not all(isinstance(v, str) for v in entries.values()):
                 raise InputError(root / name, "no map of tensor names to file names", "`weight_map`")
             shards = sorted(set(entries.values()))

@@ -1,19 +1,22 @@
-"""A draft's config.json, in every dialect, as one frozen object that says what it assumed."""
+"""A draft's config.json, whoever wrote it, as one frozen object that names what it assumed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.dialects import Dialect, dialect_of
-from eagle3lib.reading.files import inside, parse_object, read_text
-from eagle3lib.reading.latent import LatentShape, read_latent
+from eagle3lib.reading.fields import dig, first_name, mapping, number
+from eagle3lib.reading.files import read_object
 from eagle3lib.reading.rope import Rope, read_rope
 
+Dialect = Literal["sglang", "eagle", "speculators", "modelopt", "angelslim", "vllm"]
+#: Fields that only ModelOpt writes into ``eagle_config``.
+_MODELOPT = ("use_input_layernorm_in_first_layer", "use_last_layernorm", "use_mtp_layernorm", "next_layer_regular",
+             "eagle_decoder_type")  # fmt: skip
 #: Where aux ids may stand, the first found wins; the dotted path is shown with every finding.
 AUX_PLACES = (
     "eagle_config.eagle_aux_hidden_state_layer_ids",
@@ -28,14 +31,30 @@ AUX_PLACES = (
 ENGINE_PLACE = AUX_PLACES[0]
 
 
-#: The places of each norm's switch; the first is the one SGLang reads first.
-NORM_SWITCHES = {
-    "norm_before_residual": ("norm_before_residual", "eagle_config.norm_before_residual"),
-    "norm_before_fc": ("eagle_config.norm_before_fc", "norm_before_fc", "transformer_layer_config.norm_before_fc"),
-    "fc_norm": ("fc_norm", "use_aux_norm", "eagle_config.fc_norm", "eagle_config.use_aux_norm",
-                "transformer_layer_config.fc_norm"),
-    "norm_output": ("norm_output", "eagle_config.norm_output", "transformer_layer_config.norm_output"),
-}  # fmt: skip
+@dataclass(frozen=True)
+class LatentShape:
+    """The geometry of multi-head latent attention (DeepSeek, Kimi): ranks of the latents (``q_rank`` None: queries
+    have none) and the parts of a head, in values.
+
+    ``interleaved``: rotary pairs lie side by side, as SGLang and transformers take where nothing is said.
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+    interleaved: bool
+
+
+def _count(*names: str, least: int = 1) -> Any:
+    """A field for a whole number: the first of ``names`` that is not null."""
+    return field(metadata={"names": names, "least": least})
+
+
+def _switch(*places: str, absent: bool | None = None) -> Any:
+    """A field for true or false: the first of the dotted ``places`` that is not null; SGLang's own comes first."""
+    return field(metadata={"places": places, "absent": absent})
 
 
 @dataclass(frozen=True)
@@ -52,33 +71,43 @@ class DraftConfig:
     duplicates: tuple[str, ...]
     architecture: str
     model_type: str
-    hidden_size: int | None
-    intermediate_size: int | None
-    layers: int
-    heads: int | None
-    kv_heads: int | None
-    head_dim: int | None
+    hidden_size: int | None = _count("hidden_size")
+    intermediate_size: int | None = _count("intermediate_size")
+    layers: int = _count("num_hidden_layers", least=0)
+    heads: int | None = _count("num_attention_heads")
+    kv_heads: int | None = _count("num_key_value_heads")
+    head_dim: int | None = _count("head_dim")
     latent: LatentShape | None
     rms_norm_eps: float
-    vocab_size: int | None
-    draft_vocab_size: int | None
-    target_hidden_size: int | None
-    num_aux: int | None
+    vocab_size: int | None = _count("vocab_size")
+    draft_vocab_size: int | None = _count("draft_vocab_size", "truncated_vocab_size")
+    target_hidden_size: int | None = _count("target_hidden_size")
+    num_aux: int | None = _count("num_aux_hidden_states")
     use_aux: bool
     aux_ids: tuple[int, ...] | None
     aux_place: str
     aux_found: Mapping[str, tuple[int, ...]]
-    norm_before_residual: bool | None
-    norm_before_fc: bool | None
-    fc_norm: bool | None
-    norm_output: bool | None
+    norm_before_residual: bool | None = _switch("norm_before_residual", "eagle_config.norm_before_residual")
+    norm_before_fc: bool | None = _switch(
+        "eagle_config.norm_before_fc", "norm_before_fc", "transformer_layer_config.norm_before_fc"
+    )
+    fc_norm: bool | None = _switch(
+        "fc_norm",
+        "use_aux_norm",
+        "eagle_config.fc_norm",
+        "eagle_config.use_aux_norm",
+        "transformer_layer_config.fc_norm",
+    )
+    norm_output: bool | None = _switch(
+        "norm_output", "eagle_config.norm_output", "transformer_layer_config.norm_output"
+    )
     norm_places: Mapping[str, str]
     rope: Rope
-    max_positions: int | None
-    tied: bool
-    window: int | None
-    attention_bias: bool
-    bias: bool
+    max_positions: int | None = _count("max_position_embeddings")
+    tied: bool = _switch("transformer_layer_config.tie_word_embeddings", "tie_word_embeddings", absent=False)
+    window: int | None = _count("sliding_window", least=0)
+    attention_bias: bool = _switch("transformer_layer_config.attention_bias", "attention_bias", absent=False)
+    bias: bool = _switch("transformer_layer_config.bias", "bias", absent=False)
     quantization: str | None
     verifier: str
     verifier_architecture: str
@@ -109,160 +138,130 @@ class DraftConfig:
     def open(cls, folder: str | Path) -> DraftConfig:
         """Read ``folder/config.json``; :class:`InputError` when it cannot be used."""
         twice: list[str] = []
-        path = inside(Path(folder), "config.json")
-        raw = parse_object(read_text(path), Path(folder) / "config.json", duplicates=twice)
-        return cls.from_dict(raw, folder, tuple(twice))
+        return cls.from_dict(read_object(folder, "config.json", twice), folder, tuple(twice))
 
     @classmethod
     def from_dict(
         cls, raw: Mapping[str, Any], where: object = "draft config", duplicates: tuple[str, ...] = ()
     ) -> DraftConfig:
         """A parsed config of any dialect."""
-        return _Reader(raw, where).read(duplicates)
-
-    def get(self, dotted: str) -> Any:
-        """The raw value at a dotted path, or None."""
-        return _dig(self.raw, dotted)
-
-
-class _Reader:
-    """Typed look-ups over one raw config, noting what it had to assume."""
-
-    def __init__(self, raw: Mapping[str, Any], where: object) -> None:
-        self.raw, self.where, self.assumed = raw, where, []
-        inner = raw.get("transformer_layer_config")
-        self.nested = isinstance(inner, dict)
-        stated = {key: value for key, value in inner.items() if value is not None} if self.nested else {}
-        self.flat: dict[str, Any] = {**raw, **stated}
-        for name in ("eagle_config", "speculators_config", "transformer_layer_config"):
-            if raw.get(name) is not None and not isinstance(raw[name], dict):
-                self.refuse(name, raw[name], "a mapping or null")
-
-    def refuse(self, name: str, found: Any, expected: str) -> None:
-        raise InputError(f"{self.where}: {name}", repr(found)[:80], expected)
-
-    def integer(self, *names: str, least: int = 1) -> int | None:
-        for name in names:
-            value = self.flat.get(name)
-            if value is None:
-                continue
-            if isinstance(value, float) and value.is_integer():
-                value = int(value)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 40:
-                self.refuse(name, value, f"an integer of at least {least}, or null")
-            return value
-        return None
-
-    def flag(self, name: str) -> bool:
-        return bool(self.switch(f"transformer_layer_config.{name}", name)[0])
-
-    def text(self, name: str) -> str:
-        value = self.flat.get(name)
-        return value if isinstance(value, str) else ""
-
-    def ids(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        for place in AUX_PLACES:
-            value = _dig(self.raw, place)
-            if value is None:
-                continue
-            if not isinstance(value, list) or not all(type(i) is int and abs(i) < 1 << 30 for i in value):
-                self.refuse(place, value, "a list of layer ids, or null")
-            yield place, tuple(value)
-
-    def switch(self, *places: str) -> tuple[bool | None, str]:
-        for place in places:
-            value = _dig(self.raw, place)
-            if value is None:
-                continue
-            if not isinstance(value, (bool, int)):
-                self.refuse(place, value, "true, false or null")
-            return bool(value), place
-        return None, ""
-
-    def window(self) -> int | None:
-        size, types = self.integer("sliding_window", least=0), self.flat.get("layer_types")
-        if not size or self.flat.get("use_sliding_window") is False:
-            return None
-        sliding = isinstance(types, list) and "sliding_attention" in types
-        return size if sliding or self.flat.get("use_sliding_window") is True else None
-
-    def read(self, duplicates: tuple[str, ...]) -> DraftConfig:
-        names = self.raw.get("architectures")
-        if names is not None and not (isinstance(names, list) and all(isinstance(n, str) for n in names)):
-            self.refuse("architectures", names, "a list of names")
-        architecture = _first(names)
-        dialect = dialect_of(self.raw, architecture)
-        found = dict(self.ids())
-        own = [p for p in found if p != ENGINE_PLACE] if dialect in ("speculators", "vllm", "angelslim") else []
-        place = next(iter(own or found), "")  # the trainer's own key says more than one written for an engine
-        norms = {name: self.switch(*places) for name, places in NORM_SWITCHES.items()}
-        heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
-        layers = self.integer("num_hidden_layers", least=0)
-        kv_heads, head_dim = self.integer("num_key_value_heads"), self.integer("head_dim")
-        if not layers:
-            layers = self.fill("num_hidden_layers", 1)
-        if heads and not kv_heads:
-            kv_heads = self.fill("num_key_value_heads", heads)
-        if not head_dim and heads and hidden and ("kv_lora_rank" not in self.flat or architecture.startswith("Llama")):
-            head_dim = self.fill("head_dim", hidden // heads)
-        eps = self.flat.get("rms_norm_eps")
-        if eps is not None and (isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < 1):
-            self.refuse("rms_norm_eps", eps, "a small positive number")
-        rope = read_rope(self.flat, self.where)
-        if rope.spelling == "absent":
-            self.fill("rope_theta", rope.theta)
-        quantization = self.raw.get("quantization_config")
-        verifier = _dig(self.raw, "speculators_config.verifier")
+        at, assumed = f"{where}:", []
+        inner, eagle = mapping(raw, "transformer_layer_config", at), mapping(raw, "eagle_config", at)
+        verifier = dig(mapping(raw, "speculators_config", at), "verifier")
         verifier = verifier if isinstance(verifier, dict) else {}
-        use_aux = _dig(self.raw, "eagle_config.use_aux_hidden_state")
-        return DraftConfig(
-            raw=MappingProxyType(dict(self.raw)),
+        flat = {**raw, **{name: value for name, value in inner.items() if value is not None}}
+        names = raw.get("architectures")
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise InputError(f"{at} architectures", repr(names)[:80], "a list of names")
+        architecture = first_name(names)
+        dialect = _dialect(raw, eagle, architecture)
+        aux_found = _aux_ids(raw, at)
+        own = [p for p in aux_found if p != ENGINE_PLACE] if dialect in ("speculators", "vllm", "angelslim") else []
+        aux_place = next(iter(own or aux_found), "")  # the trainer's own key says more than one written for an engine
+        given = {f.name: _given(flat, f.metadata, at) for f in fields(cls) if "names" in f.metadata}
+        switches = {f.name: _switched(raw, f.metadata, at) for f in fields(cls) if "places" in f.metadata}
+
+        def assume(name: str, value: Any) -> Any:
+            assumed.append(f"{name} is not given; {value} is assumed")
+            return value
+
+        heads, hidden = given["heads"], given["hidden_size"]
+        given["layers"] = given["layers"] or assume("num_hidden_layers", 1)
+        if heads and not given["kv_heads"]:
+            given["kv_heads"] = assume("num_key_value_heads", heads)
+        by_heads = "kv_lora_rank" not in flat or architecture.startswith("Llama")
+        if heads and hidden and by_heads and not given["head_dim"]:
+            given["head_dim"] = assume("head_dim", hidden // heads)
+        given["window"] = _window(given["window"], flat)
+        rope = read_rope(flat, where)
+        if rope.spelling == "absent":
+            assume("rope_theta", rope.theta)
+        eps = number(flat, "rms_norm_eps", at, "a small positive number", lambda value: 0 < value < 1)
+        quantization, use_aux = raw.get("quantization_config"), eagle.get("use_aux_hidden_state")
+        return cls(
+            raw=MappingProxyType(dict(raw)),
             dialect=dialect,
             duplicates=duplicates,
             architecture=architecture,
-            model_type=self.text("model_type"),
-            hidden_size=hidden,
-            intermediate_size=self.integer("intermediate_size"),
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            latent=read_latent(self.flat),
-            rms_norm_eps=float(self.fill("rms_norm_eps", 1e-6) if eps is None else eps),
-            vocab_size=self.integer("vocab_size"),
-            draft_vocab_size=self.integer("draft_vocab_size", "truncated_vocab_size"),
-            target_hidden_size=self.integer("target_hidden_size"),
-            num_aux=self.integer("num_aux_hidden_states"),
+            model_type=flat["model_type"] if isinstance(flat.get("model_type"), str) else "",
+            latent=_latent(flat),
+            rms_norm_eps=assume("rms_norm_eps", 1e-6) if eps is None else eps,
             use_aux=True if use_aux is None else bool(use_aux),
-            aux_ids=found.get(place),
-            aux_place=place,
-            aux_found=MappingProxyType(found),
-            **{name: value for name, (value, _) in norms.items()},
-            norm_places=MappingProxyType({name: path for name, (_, path) in norms.items() if path}),
+            aux_ids=aux_found.get(aux_place),
+            aux_place=aux_place,
+            aux_found=MappingProxyType(aux_found),
+            norm_places=MappingProxyType({name: at for name, (_, at) in switches.items() if "norm" in name and at}),
             rope=rope,
-            max_positions=self.integer("max_position_embeddings"),
-            tied=self.flag("tie_word_embeddings"),
-            window=self.window(),
-            attention_bias=self.flag("attention_bias"),
-            bias=self.flag("bias"),
             quantization=str(quantization.get("quant_method")) if isinstance(quantization, dict) else None,
             verifier=str(verifier.get("name_or_path") or ""),
-            verifier_architecture=_first(verifier.get("architectures")),
-            nested=self.nested,
-            assumed=tuple(self.assumed + [f"{key} stands twice; its last value is taken" for key in duplicates]),
+            verifier_architecture=first_name(verifier.get("architectures")),
+            nested=isinstance(raw.get("transformer_layer_config"), dict),
+            **given,
+            **{name: value for name, (value, _) in switches.items()},
+            assumed=tuple(assumed + [f"{key} stands twice; its last value is taken" for key in duplicates]),
         )
 
-    def fill(self, name: str, value: Any) -> Any:
-        self.assumed.append(f"{name} is not given; {value} is assumed")
-        return value
+    def get(self, dotted: str) -> Any:
+        """The raw value at a dotted path, or None."""
+        return dig(self.raw, dotted)
 
 
-def _first(names: Any) -> str:
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+def _dialect(raw: Mapping[str, Any], eagle: Mapping[str, Any], architecture: str) -> Dialect:
+    """Which program wrote this config, by its fields."""
+    if {"speculators_model_type", "speculators_config", "transformer_layer_config"} & raw.keys():
+        return "speculators"
+    if architecture in ("Eagle3Speculator", "Eagle3DraftModel"):
+        return "speculators"
+    if "aux_hidden_states_layer_ids" in raw or "aux_hidden_states_layer_ids" in eagle:  # AngelSlim's spelling
+        return "angelslim"
+    if any(key in _MODELOPT or key.startswith("parallel_draft_") for key in eagle):
+        return "modelopt"
+    if "eagle_aux_hidden_state_layer_ids" in raw:
+        return "vllm"
+    if architecture == "Eagle3LlamaForCausalLM":
+        return "angelslim"
+    if architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM"):
+        return "eagle"  # as SafeAILab/EAGLE writes it, beside a draft vocabulary
+    return "sglang"
 
 
-def _dig(raw: Mapping[str, Any], dotted: str) -> Any:
-    value: Any = raw
-    for part in dotted.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+def _given(flat: Mapping[str, Any], wanted: Mapping[str, Any], at: str) -> int | None:
+    least = wanted["least"]
+    expected = f"an integer of at least {least}, or null"
+    return number(flat, wanted["names"], at, expected, lambda value: least <= value < 1 << 40, whole=True)
+
+
+def _switched(raw: Mapping[str, Any], wanted: Mapping[str, Any], at: str) -> tuple[bool | None, str]:
+    for place in wanted["places"]:
+        value = dig(raw, place)
+        if isinstance(value, int):
+            return bool(value), place
+        if value is not None:
+            raise InputError(f"{at} {place}", repr(value)[:80], "true, false or null")
+    return wanted["absent"], ""
+
+
+def _aux_ids(raw: Mapping[str, Any], at: str) -> dict[str, tuple[int, ...]]:
+    """The lists of layer ids by the place where they stand."""
+    found = {place: ids for place in AUX_PLACES if (ids := dig(raw, place)) is not None}
+    for place, ids in found.items():
+        if not isinstance(ids, list) or not all(type(i) is int and abs(i) < 1 << 30 for i in ids):
+            raise InputError(f"{at} {place}", repr(ids)[:80], "a list of layer ids, or null")
+    return {place: tuple(ids) for place, ids in found.items()}
+
+
+def _window(size: int | None, flat: Mapping[str, Any]) -> int | None:
+    """The sliding window, where some layer uses it."""
+    used, types = flat.get("use_sliding_window"), flat.get("layer_types")
+    sliding = isinstance(types, list) and "sliding_attention" in types
+    return size or None if used is not False and (sliding or used is True) else None
+
+
+def _latent(flat: Mapping[str, Any]) -> LatentShape | None:
+    """None where a part of it is missing. Whether it counts is for the weights to say."""
+    parts = [flat.get(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
+    if not all(isinstance(part, int) and 0 < part < 1 << 30 for part in parts):
+        return None
+    q_rank = flat.get("q_lora_rank")
+    interleaved = flat.get("rope_interleave", True) is not False
+    return LatentShape(q_rank if isinstance(q_rank, int) and q_rank > 0 else None, *parts, interleaved)

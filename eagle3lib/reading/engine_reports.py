@@ -6,7 +6,6 @@ A report keeps what its source determines and nothing else: zero and absent coun
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading import engine_json, engine_text
+from eagle3lib.reading.files import files_at, load_json
 from eagle3lib.reading.run_flags import BESIDE, flags_beside, flags_within, run_flags
 from eagle3lib.reading.samples import Sample, from_record
 from eagle3lib.reading.setting import Setting
@@ -120,14 +120,7 @@ def read_engine_reports(path: str | Path) -> list[EngineReport]:
     Raises:
         InputError: nothing there, or nothing that is one of the known forms.
     """
-    path = Path(path)
-    if path.is_dir():
-        files = [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
-        files = [file for file in files if not file.name.lower().endswith(_NO_REPORT)]
-    else:
-        files = [path]
-    if not files or not all(file.is_file() for file in files):
-        raise InputError("engine_reports", f"nothing at {path.name}", "a file or folder of engine reports")
+    files = files_at(path, "engine_reports", "a file or folder of engine reports", without=_NO_REPORT)
     flags = flags_beside(files)
     reports, refused = [], []
     for file in [file for file in files if not file.name.endswith(BESIDE)] or files:
@@ -145,25 +138,19 @@ def read_engine_reports(path: str | Path) -> list[EngineReport]:
 def parse_engine_report(text: str, source: str) -> EngineReport:
     """One source from its text: JSON, JSONL, Prometheus text or a server log."""
     where = f"engine report {source}"
-    try:
-        content = _json(text)
-        if content is not None:
-            requests = [RequestReport(**entry) for entry in engine_json.entries(content, where)]
-            found = report(source, _with_tokens(requests, content, source))
-            return replace(found, flags=flags_within(content) or run_flags(text))
-    except RecursionError:
-        raise InputError(where, "JSON nested too deeply", "one object or list a request") from None
+    content, broken = load_json(text, where)
+    if content is not None:
+        requests = [RequestReport(**entry) for entry in engine_json.entries(content, where)]
+        return report(source, _with_tokens(requests, content, source), flags=flags_within(content) or run_flags(text))
     for parse in (engine_text.prometheus, engine_text.vllm_log, engine_text.sglang_log):
         try:
-            entries = parse(text)
+            requests = [RequestReport(**entry) for entry in parse(text)]
         except (ValueError, LookupError, OverflowError) as error:
             raise InputError(where, f"damaged text ({error})"[:200], "whole lines, as the server gave them") from None
-        if entries:
-            form = "window" if parse is engine_text.sglang_log else None
-            found = report(source, [RequestReport(**entry) for entry in entries], form)
-            return replace(found, flags=run_flags(text))
+        if requests:
+            return report(source, requests, "window" if parse is engine_text.sglang_log else None, run_flags(text))
     expected = "SGLang meta_info or log, Prometheus text, vLLM metrics or a list of accepted counts"
-    raise InputError(where, _broken(text) or "no acceptance counts", expected)
+    raise InputError(where, broken if text.lstrip().startswith("{") else "no acceptance counts", expected)
 
 
 def _with_tokens(requests: Sequence[RequestReport], content: Any, source: str) -> list[RequestReport]:
@@ -180,36 +167,10 @@ def _with_tokens(requests: Sequence[RequestReport], content: Any, source: str) -
     return found
 
 
-def report(source: str, requests: Sequence[RequestReport], form: str | None = None) -> EngineReport:
+def report(
+    source: str, requests: Sequence[RequestReport], form: str | None = None, flags: Mapping[str, Any] | None = None
+) -> EngineReport:
     """A report of ``requests`` in the best form that any of them has, or in ``form`` if any has one."""
-    found = [name for name in DEFINITIONS if any(request.form == name for request in requests)]
-    best = found[0] if found else "unmeasured"
-    return EngineReport(source, form if form and best != "unmeasured" else best, tuple(requests))
-
-
-def _json(text: str) -> Any:
-    """The JSON document, or the list of a JSONL file's; ``None`` when the text is neither."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return [json.loads(line) for line in text.split("\n") if line.strip()] or None
-    except ValueError:
-        return None
-
-
-def _broken(text: str) -> str:
-    """Where JSON stops being JSON; empty for another kind of text."""
-    if not text.lstrip().startswith("{"):
-        return ""
-    try:
-        json.JSONDecoder().raw_decode(text.lstrip())
-    except ValueError as error:
-        return f"broken JSON ({error})"
-    for number, line in enumerate(text.split("\n"), 1):  # the first object is whole: one a line
-        try:
-            json.loads(line.strip() or "{}")
-        except ValueError:
-            return f"broken JSON in line {number}"
-    return ""
+    forms = {request.form for request in requests}
+    best = next((name for name in DEFINITIONS if name in forms), "unmeasured")
+    return EngineReport(source, form if form and best != "unmeasured" else best, tuple(requests), flags or {})

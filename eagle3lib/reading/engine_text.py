@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -30,16 +31,14 @@ def sglang_log(text: str) -> list[Entry]:
 
     A window without running requests reports zeros, and one of a server that does not speculate nothing.
     """
-    entries = []
+    entries: list[Entry] = []
     for line in text.splitlines():
         if match := SGLANG_WINDOW.search(line):
-            length, rate = match.groups()
-            stated = {"accept_length": float(length)}
-            if rate is not None:
-                stated["accept_rate"] = float(rate)
+            names = ("accept_length", "accept_rate")
+            stated = {name: float(value) for name, value in zip(names, match.groups(), strict=True) if value}
             running = SGLANG_RUNNING.search(line)
             weight = float(running[1]) if running else 1.0
-            entries.append({"stated": {} if length == "nan" else stated, "weight": weight})
+            entries.append({"stated": {} if match[1] == "nan" else stated, "weight": weight})
         elif "Decode batch" in line:
             entries.append({})
     return entries
@@ -49,15 +48,12 @@ def vllm_log(text: str) -> list[Entry]:
     """One entry a ``SpecDecoding metrics`` line. Steps are drafted tokens over positions."""
     entries = []
     for match in VLLM_WINDOW.finditer(text):
-        length, accepted, drafted, rates = match.groups()
-        entry: Entry = {"accepted": int(accepted), "proposed": int(drafted), "stated": {"accept_length": float(length)}}
-        if rates:
-            positions = [float(rate) for rate in rates.split(",")]
-            steps = int(drafted) // len(positions)
-            counts = [round(rate * steps) for rate in positions]
-            # Printed rates have three digits: only where they give back the exact total are they counts.
-            exact = sum(counts) == int(accepted) and steps * len(positions) == int(drafted)
-            entry |= from_positions(steps, counts) if exact else {"verify_steps": steps}
+        length, accepted, drafted = float(match[1]), int(match[2]), int(match[3])
+        entry: Entry = {"accepted": accepted, "proposed": drafted, "stated": {"accept_length": length}}
+        if match[4]:
+            shares = [float(share) for share in match[4].split(",")]
+            steps, left = divmod(drafted, len(shares))
+            entry |= from_shares(steps, [] if left else shares, accepted)
         entries.append(entry)
     return entries
 
@@ -70,36 +66,26 @@ def prometheus(text: str) -> list[Entry]:
 
     families = text_string_to_metric_families(text)
     samples = [sample for family in families for sample in family.samples if math.isfinite(sample.value)]
-    totals: dict[str, float] = {}
-    positions: dict[int, float] = {}
+    totals, positions = Counter(), Counter()
+    ranks: dict[tuple[tuple[str, str], ...], dict[str, float]] = defaultdict(dict)
     for sample in samples:
         name = sample.name.removesuffix("_total")
         if name == VLLM + "num_accepted_tokens_per_pos":
-            position = int(sample.labels["position"])
-            positions[position] = positions.get(position, 0) + sample.value
+            positions[int(sample.labels["position"])] += sample.value
         elif name.startswith(VLLM):
-            totals[name] = totals.get(name, 0) + sample.value
+            totals[name.removeprefix(VLLM)] += sample.value
+        elif sample.name.startswith(SGLANG):
+            ranks[tuple(sorted(sample.labels.items()))][sample.name.removeprefix(SGLANG)] = sample.value
     if totals or positions:
-        steps = int(totals.get(VLLM + "num_drafts", 0))
-        entry = from_positions(steps, [int(positions[position]) for position in sorted(positions)])
+        entry = from_positions(int(totals["num_drafts"]), [int(positions[position]) for position in sorted(positions)])
         if not positions:
-            entry |= {"accepted": int(totals.get(VLLM + "num_accepted_tokens", 0))}
-        return [entry | {"proposed": int(totals.get(VLLM + "num_draft_tokens", 0))}]
-    gauges = {"accept_length": SGLANG + "accept_length", "accept_rate": SGLANG + "accept_rate"}
-    return [
-        {"stated": {key: sample.value for key, name in gauges.items() for sample in group if sample.name == name}}
-        for group in _by_rank([sample for sample in samples if sample.name.startswith(SGLANG)])
-    ]
+            entry["accepted"] = int(totals["num_accepted_tokens"])
+        return [entry | {"proposed": int(totals["num_draft_tokens"])}]
+    wanted = ("accept_length", "accept_rate")
+    return [{"stated": {name: gauges[name] for name in wanted if name in gauges}} for gauges in ranks.values()]
 
 
-def _by_rank(samples: Sequence[Any]) -> list[list[Any]]:
-    ranks: dict[tuple[tuple[str, str], ...], list[Any]] = {}
-    for sample in samples:
-        ranks.setdefault(tuple(sorted(sample.labels.items())), []).append(sample)
-    return list(ranks.values())
-
-
-def from_positions(steps: int, accepted_at: Sequence[int]) -> Mapping[str, Any]:
+def from_positions(steps: int | None, accepted_at: Sequence[int]) -> Entry:
     """Counts from vLLM's form: of ``steps`` verify steps, ``accepted_at[i]`` accepted position i + 1.
 
     A draft token is accepted only after all before it, so the steps that accepted exactly j are those that
@@ -109,3 +95,10 @@ def from_positions(steps: int, accepted_at: Sequence[int]) -> Mapping[str, Any]:
         return {"verify_steps": steps}
     histogram = tuple(before - after for before, after in pairwise([steps, *accepted_at, 0]))
     return {"histogram": histogram, "verify_steps": steps, "accepted": sum(accepted_at)}
+
+
+def from_shares(steps: int, shares: Sequence[float], accepted: int | None) -> Entry:
+    """The same from shares of the steps. They are rounded: only where they give back the exact total of
+    ``accepted`` drafts are they counts."""
+    counts = [round(share * steps) for share in shares]
+    return from_positions(steps, counts if sum(counts) == accepted else [])

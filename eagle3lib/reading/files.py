@@ -14,6 +14,7 @@ from eagle3lib.errors import InputError, UnsafeFile
 #: Far above any real config (10 KB) and above the index of a 1 T parameter model (10 MB).
 MAX_JSON_BYTES = 64 << 20
 MAX_DEPTH = 64
+_TOO_DEEP = ("JSON nested too deeply", f"at most {MAX_DEPTH} levels")
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -67,6 +68,25 @@ def read_text(path: Path) -> str:
         raise InputError(path, error.strerror or str(error), "a readable file", cure) from None
 
 
+def files_at(path: str | Path, parameter: str, expected: str, without: tuple[str, ...] = ()) -> list[Path]:
+    """The file ``path``, or the files of the folder ``path`` in order; at least one.
+
+    Of a folder, hidden files and those with an ending in ``without`` are left out.
+    """
+    path = Path(path)
+    inner = sorted(path.iterdir()) if path.is_dir() else []
+    wanted = [file for file in inner if not file.name.startswith(".") and not file.name.lower().endswith(without)]
+    files = [file for file in wanted or [path] if file.is_file()]
+    if not files:
+        raise InputError(parameter, f"nothing at {path.name}", expected)
+    return files
+
+
+def read_object(folder: str | Path, name: str, duplicates: list[str] | None = None) -> dict[str, Any]:
+    """The JSON object in a file that lies in ``folder``; ``duplicates`` as in :func:`parse_object`."""
+    return parse_object(read_text(inside(Path(folder), name)), Path(folder) / name, duplicates)
+
+
 def parse_object(text: str, where: object, duplicates: list[str] | None = None) -> dict[str, Any]:
     """One JSON object; NaN, infinities and nesting deeper than 64 are refused.
 
@@ -90,7 +110,7 @@ def parse_object(text: str, where: object, duplicates: list[str] | None = None) 
     try:
         data = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
     except RecursionError:
-        raise InputError(where, "JSON nested too deeply", f"at most {MAX_DEPTH} levels") from None
+        raise InputError(where, *_TOO_DEEP) from None
     except InputError:
         raise
     except ValueError as error:
@@ -101,10 +121,33 @@ def parse_object(text: str, where: object, duplicates: list[str] | None = None) 
     return data
 
 
+def load_json(text: str, where: object) -> tuple[Any, str]:
+    """The JSON document in ``text``, or the list of a JSONL file's lines; ``None`` and why it is neither.
+
+    Raises:
+        InputError: JSON nested deeper than 64.
+    """
+    try:
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            data, broken = [], str(error)
+            for number, line in enumerate(text.split("\n"), 1):
+                try:
+                    data += [json.loads(line)] if line.strip() else []
+                except ValueError:
+                    return None, f"broken JSON in line {number}" if data else f"broken JSON ({broken})"
+            data = data or None
+    except RecursionError:
+        raise InputError(where, *_TOO_DEEP) from None
+    _check_depth(data, where)
+    return data, ""
+
+
 def _check_depth(data: Any, where: object) -> None:
     level, depth = [data], 0
     while level:
         if (depth := depth + 1) > MAX_DEPTH:
-            raise InputError(where, "JSON nested too deeply", f"at most {MAX_DEPTH} levels")
+            raise InputError(where, *_TOO_DEEP)
         inner = [v for v in level if isinstance(v, (dict, list))]
         level = [child for v in inner for child in (v.values() if isinstance(v, dict) else v)]

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -57,6 +58,16 @@ class Part:
     spelled: str = ""  # a flag as written, with its dashes; "" for an environment setting
     joined: bool = False  # written with "="
 
+    def __str__(self) -> str:
+        """As a shell reads it."""
+        if not self.name and _OPERATOR.fullmatch(self.values[0]):
+            return self.values[0]
+        first = self.spelled or self.name
+        values = [shlex.quote(value) for value in self.values]
+        if first and values and (self.joined or not self.spelled):
+            return f"{first}={values[0]}"
+        return " ".join([first, *values] if first else values)
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -94,11 +105,20 @@ class Launch:
 
     def integer(self, name: str) -> int | None:
         """A flag's integer value; :class:`InputError` when it is none."""
-        return self._typed(name, int, "an integer")
+        return self.number(name, int, "an integer")
 
-    def number(self, name: str) -> float | None:
+    def number(self, name: str, kind: type = float, expected: str = "a finite number") -> Any:
         """A flag's value as a finite number."""
-        return self._typed(name, float, "a finite number")
+        value = self.flags.get(name)
+        if value is None:
+            return None
+        try:
+            if isinstance(value, (bool, list)) or not math.isfinite(number := kind(value)):
+                raise ValueError
+            return number
+        except (ValueError, OverflowError):
+            found = "no value" if value is True else repr(value)[:80]
+            raise InputError(_where(name), found, expected) from None
 
     def switch(self, name: str) -> bool:
         """True when a switch is given (and not given as false)."""
@@ -121,33 +141,22 @@ class Launch:
 
         Everything else stands as it was, quoted anew where it must be.
         """
-        new = {
-            _name(flag): None if value is None or value is False else Part(_name(flag), _values(value), flag)
-            for flag, value in changes.items()
-        }
+        new: dict[str, Part | None] = {}
+        for flag, value in changes.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            part = Part(_name(flag), () if value is True else (text,), flag)
+            new[part.name] = None if value is None or value is False else part
         there = {part.name for part in self.parts if part.spelled}
         added = [part for name, part in new.items() if part and name not in there]
         out: list[Part] = []
         for part in self.parts:
             if not part.name and any(p.spelled for p in out) and _OPERATOR.fullmatch(part.values[0]):
                 out, added = out + added, []  # new flags stand before what the shell ends the command with
-            if part.name not in new:
+            if not part.spelled or part.name not in new:
                 out.append(part)
             elif change := new[part.name]:
                 out.append(replace(change, spelled=part.spelled, joined=part.joined))
-        return " ".join(text for part in out + added for text in _write(part))
-
-    def _typed(self, name: str, kind: type, words: str) -> Any:
-        value = self.flags.get(name)
-        if value is None:
-            return None
-        try:
-            if isinstance(value, (bool, list)) or not math.isfinite(number := kind(value)):
-                raise ValueError
-            return number
-        except (ValueError, OverflowError):
-            found = "no value" if value is True else repr(value)[:80]
-            raise InputError(_where(name), found, words) from None
+        return " ".join(map(str, out + added))
 
 
 def _where(name: str) -> str:
@@ -162,23 +171,6 @@ def _name(flag: str) -> str:
         return name
     fits = [known for known in SPECULATIVE if known.startswith(name)]
     return fits[0] if len(fits) == 1 else name
-
-
-def _values(value: Any) -> tuple[str, ...]:
-    if value is True:
-        return ()
-    return (value if isinstance(value, str) else json.dumps(value),)
-
-
-def _write(part: Part) -> list[str]:
-    if not part.spelled:
-        return [f"{part.name}={shlex.quote(part.values[0])}" if part.name else _word(part.values[0])]
-    values = [shlex.quote(v) for v in part.values]
-    return [f"{part.spelled}={values[0]}"] if part.joined and values else [part.spelled, *values]
-
-
-def _word(word: str) -> str:
-    return word if _OPERATOR.fullmatch(word) else shlex.quote(word)
 
 
 def _server_info(data: Mapping[str, Any]) -> Launch:
@@ -209,34 +201,28 @@ def _line(text: str) -> Launch:
         notes.append("a vLLM command line: its flags are not SGLang's and are not judged here")
     if "config" in flags and program != "vllm":
         notes.append(f"--config {flags['config']}: flags in that file are not seen; paste /server_info instead")
-    if "serve" in words and "model_path" not in flags:
-        after = words[words.index("serve") + 1 :]
-        if after:
-            flags["model_path"] = after[0]
+    if "serve" in words[:-1]:
+        flags.setdefault("model_path", words[words.index("serve") + 1])
     return Launch(MappingProxyType(env), MappingProxyType(flags), "line", program, tuple(notes), tuple(parts))
 
 
 def _parts(tokens: Sequence[str]) -> list[Part]:
     parts: list[Part] = []
-    at, ended = 0, False
-    while at < len(tokens):
-        token, at = tokens[at], at + 1
-        flagged = bool(_FLAG.match(token)) and not ended
-        if flagged and "=" in token:
-            spelled, value = token.split("=", 1)
-            parts.append(Part(_name(spelled), (value,), spelled, joined=True))
-        elif flagged:
-            values = []
-            while at < len(tokens) and _is_value(tokens[at]):
-                values.append(tokens[at])
-                at += 1
-            parts.append(Part(_name(token), tuple(values), token))
-        elif not ended and _ASSIGNMENT.fullmatch(token) and not any(p.spelled for p in parts):
-            name, value = token.split("=", 1)
-            parts.append(Part(name, (value,)))
+    left, ended = deque(tokens), False
+    while left:
+        token = left.popleft()
+        after_flags = any(part.spelled for part in parts)
+        # after the command's own flags, a shell operator ends the command
+        ended = ended or (after_flags and bool(_OPERATOR.fullmatch(token)))
+        spelled, joined, value = token.partition("=")
+        if _FLAG.match(token) and not ended:
+            values = [value] if joined else []
+            while left and not joined and _is_value(left[0]):
+                values.append(left.popleft())
+            parts.append(Part(_name(spelled), tuple(values), spelled, bool(joined)))
+        elif _ASSIGNMENT.fullmatch(token) and not ended and not after_flags:
+            parts.append(Part(spelled, (value,)))
         else:
-            # after the command's own flags, a shell operator ends the command
-            ended = ended or bool(_OPERATOR.fullmatch(token)) and any(p.spelled for p in parts)
             parts.append(Part("", (token,)))
     return parts
 

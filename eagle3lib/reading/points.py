@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.files import read_text
+from eagle3lib.reading.fields import mapping, number
+from eagle3lib.reading.files import files_at, load_json, read_text
 from eagle3lib.reading.launch import SETTING
 from eagle3lib.reading.setting import OFF, Setting
 
@@ -47,46 +48,30 @@ def read_points(path: str | Path) -> list[Point]:
     Raises:
         InputError: nothing there, or a line without the fields of a point or with values that cannot be.
     """
-    path = Path(path)
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
-        raise InputError("points", f"nothing at {path.name}", "JSONL or CSV of finished points")
+    files = files_at(path, "points", "JSONL or CSV of finished points")
     points = [point for file in files for point in parse_points(read_text(file), file.name)]
     if not points:
-        raise InputError(f"points {path.name}", "no point", "one point a line")
+        raise InputError(f"points {Path(path).name}", "no point", "one point a line")
     return _numbered(points)
 
 
 def parse_points(text: str, source: str) -> list[Point]:
     """The points of one file's text."""
-    records = enumerate(_records(text, source), 1)
-    return [_point(record, f"points {source} entry {number}") for number, record in records]
-
-
-def _records(text: str, source: str) -> Iterator[Mapping[str, Any]]:
-    start = text.lstrip()[:1]
-    if start not in ("{", "["):
-        yield from csv.DictReader(io.StringIO(text), skipinitialspace=True)
-        return
-    try:
-        content = json.loads(text)
-        yield from content if isinstance(content, list) else [content]
-        return
-    except json.JSONDecodeError:
-        pass
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(f"points {source} line {number}", str(error), "one JSON object") from error
+    if text.lstrip()[:1] in ("{", "["):
+        records, broken = load_json(text, f"points {source}")
+        if broken:
+            raise InputError(f"points {source}", broken, "one JSON object a line, or a list of them")
+        records = records if isinstance(records, list) else [records]
+    else:
+        records = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    return [_point(record, f"points {source} entry {at}") for at, record in enumerate(records, 1)]
 
 
 def _point(record: Any, where: str) -> Point:
     if not isinstance(record, Mapping):
         raise InputError(where, f"{record!r}", "an object with the fields of a point")
     if "output_throughput" in record:
-        record = _from_serving(record)
+        record = _from_serving(record, where)
     elif "step_time" in record and "speed" in record:
         record = _from_bench_speculative(record, where)
     status = record.get("status") or "ok"
@@ -99,11 +84,11 @@ def _point(record: Any, where: str) -> Point:
     if length is not None and length < 1:
         raise InputError(f"{where} accept_length", length, "at least 1: the bonus token counts")
     point = Point(
-        *(_integer(record, name, where) for name in FIELDS),
-        concurrency=_integer(record, "concurrency", where, 1),
+        *(_count(record, name, where) for name in FIELDS),
+        concurrency=_count(record, "concurrency", where, 1),
         tokens_per_second=speed if status == "ok" else None,
         accept_length=length,
-        repeat=_integer(record, "repeat", where, 0),
+        repeat=_count(record, "repeat", where, 0),
         status=status,
         reason=str(record.get("reason") or ""),
     )
@@ -113,14 +98,14 @@ def _point(record: Any, where: str) -> Point:
     return point
 
 
-def _from_serving(record: Mapping[str, Any]) -> dict[str, Any]:
+def _from_serving(record: Mapping[str, Any], where: str) -> dict[str, Any]:
     """``sglang.benchmark.serving``: the flags are in the server's own account."""
-    server = record.get("server_info") or {}
+    server = mapping(record if record.get("server_info") else {}, "server_info", where)
     speculates = server.get("speculative_algorithm") is not None
     setting = [server.get(name, 0) if speculates else 0 for name in SETTING]
     return {
         **dict(zip(FIELDS, setting, strict=True)),
-        "concurrency": record.get("max_concurrency") or max(1, round(record.get("concurrency") or 1)),
+        "concurrency": record.get("max_concurrency") or max(1, round(_number(record, "concurrency", where) or 1)),
         "tokens_per_second": record["output_throughput"],
         "accept_length": record.get("accept_length") if speculates else None,
     }
@@ -128,48 +113,37 @@ def _from_serving(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_bench_speculative(record: Mapping[str, Any], where: str) -> dict[str, Any]:
     """``scripts/playground/bench_speculative.py``: ``speed`` = accept length / step time, of one request."""
-    batch = _integer(record, "batch_size", where, 1)
-    speculates = bool(_integer(record, "steps", where))
+    batch = _count(record, "batch_size", where, 1)
     return {
-        "num_steps": record["steps"],
+        "num_steps": record.get("steps"),
         "topk": record.get("topk"),
         "num_draft_tokens": record.get("num_draft_tokens"),
         "concurrency": batch,
         "tokens_per_second": (_number(record, "speed", where) or 0) * batch,
-        "accept_length": record.get("acc_length") if speculates else None,
+        "accept_length": record.get("acc_length") if _count(record, "steps", where) else None,
     }
 
 
-def _number(record: Mapping[str, Any], key: str, where: str) -> float | None:
-    value = record.get(key)
-    if value is None or value == "":
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number):
-        raise InputError(f"{where} {key}", f"{value!r}", "a finite number")
-    return number
+def _number(record: Mapping[str, Any], name: str, where: str) -> float | None:
+    """A finite number, which a CSV holds as text; None where it is empty."""
+    value = record.get(name)
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value) if value else None
+    return number({name: value}, name, where)
 
 
-def _integer(record: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    number = _number(record, key, where)
-    if number is None and default is not None:
-        return default
-    if number is None or number != int(number) or number < 0:
-        raise InputError(f"{where} {key}", f"{record.get(key)!r}", "a whole number, 0 or more")
-    return int(number)
+def _count(record: Mapping[str, Any], name: str, where: str, absent: int | None = None) -> int:
+    value = _number(record, name, where)
+    value = absent if value is None else value
+    if value is None or value != int(value) or value < 0:
+        raise InputError(f"{where} {name}", f"{record.get(name)!r}", "a whole number, 0 or more")
+    return int(value)
 
 
 def _numbered(points: list[Point]) -> list[Point]:
     """Points that do not say which repeat they are, counted within their setting and load."""
-    keys = [(point.setting, point.concurrency, point.repeat) for point in points]
-    if len(set(keys)) == len(keys):
+    if len({(point.setting, point.concurrency, point.repeat) for point in points}) == len(points):
         return points
-    seen: Counter[tuple[Setting, int]] = Counter()
-    numbered = []
-    for point in points:
-        numbered.append(replace(point, repeat=seen[point.setting, point.concurrency]))
-        seen[point.setting, point.concurrency] += 1
-    return numbered
+    groups: defaultdict[tuple[Setting, int], count[int]] = defaultdict(count)
+    return [replace(point, repeat=next(groups[point.setting, point.concurrency])) for point in points]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lib.errors import InputError
+from eagle3lib.reading.fields import number
 from eagle3lib.reading.files import parse_object, read_text
 
 FORMS = ("messages", "text", "input_ids")
@@ -50,9 +51,8 @@ def _parse(where: str, line: str, target: str | Path | None) -> Prompt:
     ids = record[form] if form == "input_ids" else _encode(where, form, record[form], target)
     if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise InputError(f"{where} {form}", f"{ids!r}"[:80], "a non-empty list of token ids")
-    limit = record.get("max_new_tokens")
-    if limit is not None and not (type(limit) is int and limit > 0):
-        raise InputError(f"{where} max_new_tokens", f"{limit!r}", "a positive whole number")
+    expected = "a positive whole number"
+    limit = number(record, "max_new_tokens", where, expected, lambda value: value > 0, whole=True)
     return Prompt(tuple(ids), record.get("category"), limit)
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from eagle3lib.errors import InputError
+from eagle3lib.reading.fields import number
 
 #: The value when a config has none: transformers ``LlamaConfig``, SGLang models/llama.py.
 DEFAULT_THETA = 10000.0
@@ -51,8 +52,10 @@ def read_rope(config: Mapping[str, Any], where: object) -> Rope:
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
         if value is not None and not isinstance(value, dict):
             raise InputError(f"{where}: {name}", value, "a mapping or null")
-    legacy = _theta(config.get("rope_theta"), where)
-    theta = _theta(new.get("rope_theta"), where) if new else None
+    legacy, theta = (
+        number(at, "rope_theta", f"{where}:", "a positive number", lambda value: value > 0)
+        for at in (config, new or {})
+    )
     spelling = "absent" if legacy is None and old is None else "legacy"
     if new is not None:
         spelling = "rope_parameters" if spelling == "absent" else "both"
@@ -62,14 +65,6 @@ def read_rope(config: Mapping[str, Any], where: object) -> Rope:
         spelling=spelling,
         legacy_theta=legacy or DEFAULT_THETA,
     )
-
-
-def _theta(value: Any, where: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
-        raise InputError(f"{where}: rope_theta", value, "a positive number")
-    return float(value)
 
 
 def _scaling(found: dict[str, Any] | None) -> Mapping[str, Any] | None:

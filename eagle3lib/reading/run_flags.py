@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,18 @@ def flags_within(content: Any) -> dict[str, Any]:
     return {}
 
 
-def flags_beside(files: Iterable[Path]) -> dict[Path, dict[str, Any]]:
+def flags_beside(files: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     """The flags of each report among ``files`` that has a file of them beside it."""
-    files = list(files)
     found = {}
     for file in files:
-        for ending in BESIDE:
-            if file.name.endswith(ending):
-                stem = file.name.removesuffix(ending)
-                owners = [other for other in files if other != file and other.name.split(".")[0] == stem]
-                text = file.read_text(errors="replace")
-                flags = _plain(Launch.parse(text).flags) if ending == ".launch.txt" else run_flags(text)
-                found |= {owner: flags for owner in owners if not owner.name.endswith(BESIDE)}
+        ending = next((ending for ending in BESIDE if file.name.endswith(ending)), None)
+        if ending is None:
+            continue
+        text = file.read_text(errors="replace")
+        flags = _plain(Launch.parse(text).flags) if ending == ".launch.txt" else run_flags(text)
+        stem = file.name.removesuffix(ending)
+        owners = [other for other in files if other.name.split(".")[0] == stem and not other.name.endswith(BESIDE)]
+        found |= dict.fromkeys(owners, flags)
     return found
 
 

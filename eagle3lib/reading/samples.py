@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.files import inside, replacing
-from eagle3lib.reading.tensor_files import read_tensors
+from eagle3lib.reading.files import inside
+from eagle3lib.reading.tensor_files import read_tensors, write_tensors
 
 #: Files that trainers leave beside their samples.
 BESIDE = {"vocab_mapping.pt", "token_freq.pt", "d2t.pt", "t2d.pt", "cache.pt", "prompts.jsonl"}
@@ -121,24 +121,20 @@ class Samples:
         if not self.given:
             raise next(iter(self.refused.values()), InputError(self.path, "no sample", "hidden-state files or JSONL"))
 
-    def _entries(self) -> Iterator[tuple[str, Any]]:
+    def _entries(self) -> Iterator[tuple[str, Callable[[], Sample]]]:
         folder = self.path if self.path.is_dir() else self.path.parent
         files = sorted(f for f in self.path.rglob("*") if f.is_file()) if self.path.is_dir() else [self.path]
         for file in files:
             name = str(file.relative_to(folder))
             if not file.name.endswith(ENDINGS) or (self.path.is_dir() and file.name in BESIDE):
                 continue
-            if file.suffix == ".jsonl":
-                with file.open(encoding="utf-8", errors="replace") as lines:  # a damaged line is no JSON: refused
-                    for number, line in enumerate(lines, 1):
-                        if line.strip():
-                            at = f"{name}:{number}"
-                            yield at, lambda at=at, line=line: _from_json(at, line)
-            else:
-                yield (
-                    name,
-                    lambda name=name: from_tensors(name, *read_tensors(inside(folder, name)), self.target_width),
-                )
+            if file.suffix != ".jsonl":
+                yield name, partial(_from_file, folder, name, self.target_width)
+                continue
+            with file.open(encoding="utf-8", errors="replace") as lines:  # a damaged line is no JSON: refused
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield f"{name}:{number}", partial(_from_json, f"{name}:{number}", line)
 
 
 def read_samples(
@@ -162,6 +158,10 @@ def check_vocab(sample: Sample, vocab: int) -> None:
     if (highest := int(sample.input_ids.max())) >= vocab:
         cure = "use samples made with this target's tokenizer"
         raise InputError(sample.name, f"token id {highest}", f"ids below the target's vocabulary of {vocab}", cure)
+
+
+def _from_file(folder: Path, name: str, target_width: int | None) -> Sample:
+    return from_tensors(name, *read_tensors(inside(folder, name)), target_width)
 
 
 def from_tensors(
@@ -206,9 +206,8 @@ def _boundaries(name: str, text: str | None) -> tuple[int, ...] | None:
     except ValueError:
         found = None
     if not isinstance(found, list) or not all(type(k) is int and k >= 0 for k in found):
-        raise InputError(
-            f"{name} metadata boundaries", repr(text)[:80], "a JSON list of boundaries, such as [2, 15, 27]"
-        )
+        expected = "a JSON list of boundaries, such as [2, 15, 27]"
+        raise InputError(f"{name} metadata boundaries", repr(text)[:80], expected)
     return tuple(found)
 
 
@@ -222,34 +221,26 @@ def _roles(
             found[key] = tensor[0] if tensor.dim() == 3 and len(tensor) == 1 != length else tensor
             if tensor.dim() < 2 or not tensor.numel():
                 raise InputError(f"{name} {key}", list(tensor.shape), "one state a token")
+    shapes = {key: list(tensor.shape) for key, tensor in found.items()}
     stacked = [key for key, tensor in found.items() if tensor.dim() == 3]
     if stacked == ["hidden_states"]:
         whole = found["hidden_states"]  # [T, K + 1, H_t]
-        text = f"speculators: hidden_states {list(whole.shape)}, the last one before the final norm"
+        text = f"speculators: hidden_states {shapes['hidden_states']}, the last one before the final norm"
         return whole[:, :-1], whole[:, -1], False, text
     if len(stacked) == 1:
-        states = found.pop(stacked[0])  # [T, K, H_t]
-        last_key = next(iter(found), None)
-        text = f"{stacked[0]} {list(states.shape)} captured, {last_key or 'no'} last state"
-        return states, found.get(last_key or ""), LAST_IS_NORMED.get(last_key or ""), text
-    by_width = sorted(found, key=lambda key: found[key].shape[-1])
-    if len(by_width) == 1 and width:
-        aux, last = by_width[0], None
-    elif len(by_width) == 2:
-        last, aux = by_width
-        width = width or found[last].shape[-1]
+        aux, last = stacked[0], next((key for key in found if key not in stacked), "")
+        states = found[aux]  # [T, K, H_t]
     else:
-        raise InputError(
-            name, f"states {({k: list(v.shape) for k, v in found.items()})}",
-            "captured states beside the last one, or the target's width",
-        )  # fmt: skip
-    wide = found[aux].shape[-1]
-    if found[aux].dim() != 2 or wide % width or (last and (found[last].shape[-1] != width or wide == width)):
-        shapes = {k: list(v.shape) for k, v in found.items()}
-        raise InputError(name, f"{shapes}", f"one state {width} wide and one a multiple of it")
-    states = found[aux].unflatten(-1, (-1, width))  # [T, K, H_t]
-    text = f"{aux} {list(found[aux].shape)} captured, {last or 'no'} last state"
-    return states, found.get(last or ""), LAST_IS_NORMED.get(last or ""), text
+        last, aux = ["", "", *sorted(found, key=lambda key: shapes[key][-1])][-2:]
+        width = width or (shapes[last][-1] if last else 0)
+        if len(found) not in (1, 2) or not width:
+            raise InputError(name, f"states {shapes}", "captured states beside the last one, or the target's width")
+        wide = shapes[aux][-1]
+        if found[aux].dim() != 2 or wide % width or (last and (shapes[last][-1] != width or wide == width)):
+            raise InputError(name, f"{shapes}", f"one state {width} wide and one a multiple of it")
+        states = found[aux].unflatten(-1, (-1, width))  # [T, K, H_t]
+    text = f"{aux} {shapes[aux]} captured, {last or 'no'} last state"
+    return states, found.get(last), LAST_IS_NORMED.get(last), text
 
 
 def _from_json(name: str, line: str) -> Sample:
@@ -281,18 +272,19 @@ def from_record(name: str, record: Any) -> Sample:
 
 def write_sample(path: str | Path, sample: Sample) -> Path:
     """Store a sample in our layout (safetensors), under its final name only when it is whole."""
-    path = Path(path)
-    tensors = {"input_ids": sample.input_ids, "loss_mask": sample.loss_mask.to(torch.uint8)}
-    if sample.states is not None:
-        tensors["aux_hidden_states"] = sample.states
-    if sample.last_hidden_state is not None:
-        if sample.last_is_normed is not False:
-            raise InputError(sample.name, "a last state after the final norm, or unknown", "one before it")
-        tensors["last_hidden_state"] = sample.last_hidden_state
-    metadata = {"format": "pt", "prompt_tokens": str(sample.prompt_tokens)}
-    if sample.boundaries is not None:
-        metadata["boundaries"] = json.dumps(list(sample.boundaries))
-    metadata |= {key: value for key in ("category", "target") if (value := getattr(sample, key)) is not None}
-    with replacing(path) as partial:
-        save_file({key: value.contiguous() for key, value in tensors.items()}, partial, metadata=metadata)
-    return path
+    if sample.last_hidden_state is not None and sample.last_is_normed is not False:
+        raise InputError(sample.name, "a last state after the final norm, or unknown", "one before it")
+    tensors = {
+        "input_ids": sample.input_ids,
+        "loss_mask": sample.loss_mask.to(torch.uint8),
+        "aux_hidden_states": sample.states,
+        "last_hidden_state": sample.last_hidden_state,
+    }
+    metadata = {
+        "format": "pt",
+        "prompt_tokens": sample.prompt_tokens,
+        "boundaries": None if sample.boundaries is None else json.dumps(sample.boundaries),
+        "category": sample.category,
+        "target": sample.target,
+    }
+    return write_tensors(path, tensors, metadata)

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from eagle3lib.errors import InputError
-from eagle3lib.reading.files import inside, parse_object, read_text
+from eagle3lib.reading.fields import first_name
+from eagle3lib.reading.files import read_object
 from eagle3lib.reading.rope import Rope, read_rope
 
 #: The SGLang model file (without ``.py``) whose capture rule applies: its architectures.
@@ -69,8 +70,7 @@ class TargetConfig:
     @classmethod
     def open(cls, folder: str | Path) -> TargetConfig:
         """Read ``folder/config.json``; :class:`InputError` when it cannot be used."""
-        path = inside(Path(folder), "config.json")
-        return cls.from_dict(parse_object(read_text(path), Path(folder) / "config.json", duplicates=[]), folder)
+        return cls.from_dict(read_object(folder, "config.json", duplicates=[]), folder)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], where: object = "target config") -> TargetConfig:
@@ -87,8 +87,7 @@ class TargetConfig:
             cure = "give the target's own config.json"
             raise InputError(f"{where}: {names[0]}", text.get(names[0]), "a positive integer", cure)
 
-        names = raw.get("architectures") or nested.get("architectures") or [""]
-        architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+        architecture = first_name(raw.get("architectures") or nested.get("architectures"))
         family = FAMILIES.get(architecture, "unknown")
         notes = []
         if family == "unknown":

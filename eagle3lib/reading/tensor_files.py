@@ -5,14 +5,17 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from eagle3lib.errors import InputError
+from eagle3lib.reading.files import replacing
 
 #: Far above any sample (32k tokens of four 7168-wide states are 2 GB in bf16).
 MAX_UNPACKED = 8 << 30
@@ -32,42 +35,47 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     Raises:
         InputError: the file is truncated, damaged, or holds other things than a mapping with tensors.
     """
-    try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-        data = torch.load(_unpacked(path), map_location="cpu", weights_only=True)
-    except DAMAGE as error:
-        found = f"a damaged or unsafe file ({first_line(error)})"
-        raise InputError(path.name, found, "a file of plain tensors") from None
+    data, metadata = _load(path, "a file of plain tensors")
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise InputError(path.name, f"a {type(data).__name__}", "a mapping of names to tensors")
-    return data, {key: value for key, value in data.items() if isinstance(value, str)}
+    return data, metadata or {key: value for key, value in data.items() if isinstance(value, str)}
 
 
 def read_tensor(path: Path) -> torch.Tensor:
     """The one tensor of a file: safetensors, a pickled tensor, or a numpy array."""
-    if path.suffix == ".safetensors":
-        tensors, _ = read_tensors(path)
-        value: Any = next(iter(tensors.values())) if len(tensors) == 1 else tensors
-    else:
-        try:
-            if path.suffix == ".npy":
-                value = torch.from_numpy(numpy.load(path, allow_pickle=False))
-            else:
-                value = torch.load(path, map_location="cpu", weights_only=True)
-        except DAMAGE as error:
-            raise InputError(path.name, first_line(error), "one plain tensor, named by its stage") from None
+    expected = "one plain tensor, named by its stage"
+    value, _ = _load(path, expected)
+    if path.suffix == ".safetensors" and len(value) == 1:
+        (value,) = value.values()
     if not isinstance(value, torch.Tensor):
-        raise InputError(path.name, f"a {type(value).__name__}", "one plain tensor, named by its stage")
+        raise InputError(path.name, f"a {type(value).__name__}", expected)
     return value
 
 
-def _unpacked(path: Path) -> Path | io.BytesIO:
-    if path.suffix != ".gz":
-        return path
-    with gzip.open(path) as file:
-        data = file.read(MAX_UNPACKED + 1)
-    if len(data) > MAX_UNPACKED:
-        raise InputError(path.name, "more than 8 GB unpacked", "one sample a file")
-    return io.BytesIO(data)
+def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor | None], metadata: Mapping[str, Any]) -> Path:
+    """Write a safetensors file, under its name only when it is whole; what is None is left out."""
+    given = {name: value.contiguous() for name, value in tensors.items() if value is not None}
+    texts = {name: str(value) for name, value in metadata.items() if value is not None}
+    with replacing(Path(path)) as partial:
+        save_file(given, partial, texts)
+    return Path(path)
+
+
+def _load(path: Path, expected: str) -> tuple[Any, dict[str, str]]:
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+        if path.suffix == ".npy":
+            return torch.from_numpy(numpy.load(path, allow_pickle=False)), {}
+        if path.suffix != ".gz":
+            return torch.load(path, map_location="cpu", weights_only=True), {}
+        with gzip.open(path) as file:
+            data = file.read(MAX_UNPACKED + 1)
+        if len(data) > MAX_UNPACKED:
+            raise InputError(path.name, "more than 8 GB unpacked", "one sample a file")
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), {}
+    except InputError:
+        raise
+    except DAMAGE as error:
+        raise InputError(path.name, f"a damaged or unsafe file ({first_line(error)})", expected) from None

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from pathlib import Path
 from typing import Any, Literal
 
 from eagle3lib.errors import InputError
+from eagle3lib.reading.fields import is_number
 
 #: ``accuracy`` feeds the true tokens and divides by all positions, whatever was right before: only its first
 #: depth is acceptance.
@@ -31,7 +34,10 @@ class Metric:
     draft_vocab_targets: bool = False  #: targets outside the draft vocabulary cannot be wrong: optimistic
 
 
-_IN_DRAFT_VOCAB = "; target = argmax over the draft vocabulary"
+def _in_draft_vocab(meaning: Meaning, definition: str, bonus: bool = False) -> Metric:
+    return Metric(meaning, f"{definition}; target = argmax over the draft vocabulary", bonus, draft_vocab_targets=True)
+
+
 #: (trainer, metric) -> meaning. Sources: SpecForge ``eval/evaluator.py``, ``core/lk_loss.py``; speculators
 #: ``models/eagle3/metrics.py``; EAGLE ``traineagle3/cnets.py``; Model-Optimizer ``eagle_utils.py``.
 METRICS: Mapping[tuple[str, str], Metric] = {
@@ -42,19 +48,11 @@ METRICS: Mapping[tuple[str, str], Metric] = {
         draft_vocab_targets=True,
     ),
     ("specforge", "simulated_acc_len"): Metric("accept_length", "a1 + a1 a2 + ...: no bonus token"),
-    ("speculators", "cond_acc"): Metric(
-        "conditional", "right at depth d / right at all earlier depths" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
-    ),
-    ("speculators", "full_acc"): Metric(
-        "cumulative", "right at depths 1..d / all positions" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
-    ),
+    ("speculators", "cond_acc"): _in_draft_vocab("conditional", "right at depth d / right at all earlier depths"),
+    ("speculators", "full_acc"): _in_draft_vocab("cumulative", "right at depths 1..d / all positions"),
     ("eagle", "acc"): Metric("accuracy", "right at depth d and in the draft vocabulary / all masked-in positions"),
-    ("modelopt", "train_acc"): Metric(
-        "accuracy", "right at depth d with true tokens fed / all positions" + _IN_DRAFT_VOCAB, draft_vocab_targets=True
-    ),
-    ("modelopt", "estimated_training_ar"): Metric(
-        "accept_length", "1 + a1 + a1 a2 + ..." + _IN_DRAFT_VOCAB, bonus=True, draft_vocab_targets=True
-    ),
+    ("modelopt", "train_acc"): _in_draft_vocab("accuracy", "right at depth d with true tokens fed / all positions"),
+    ("modelopt", "estimated_training_ar"): _in_draft_vocab("accept_length", "1 + a1 + a1 a2 + ...", bonus=True),
 }
 UNKNOWN = Metric(
     "ambiguous", "not known: whether it is per position, cumulative or with the bonus token cannot be told"
@@ -74,42 +72,35 @@ _KEY = re.compile(
 _PAIR = re.compile(r"['\"]?([A-Za-z_][\w/.-]*)['\"]?\s*[:=]\s*(\[[^\]]*\]|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
 
 
-@dataclass(frozen=True)
-class TrainingReport:
-    """One trainer's metric: a value per depth from 1, or one accept length."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingReport(Metric):
+    """One trainer's metric: a value per depth from 1, or one accept length; and what it means."""
 
     source: str
     trainer: str
     metric: str
     values: tuple[float, ...]
-    meaning: Meaning
-    definition: str
-    bonus: bool
-    draft_vocab_targets: bool
     training_samples: int | None = None  #: conversations trained on, where the report names them
 
     @property
     def conditional(self) -> tuple[float | None, ...] | None:
         """Right at depth d, given right at all earlier ones; ``None`` where the metric does not tell."""
-        if self.meaning == "accuracy":
-            return (self.values[0], *[None] * (len(self.values) - 1))
-        if self.meaning == "conditional":
-            return self.values
-        if self.meaning == "cumulative":
-            before = (1.0, *self.values)
-            return tuple(now / last if last else 0.0 for now, last in zip(self.values, before, strict=False))
+        match self.meaning:
+            case "accuracy":
+                return (self.values[0], *[None] * (len(self.values) - 1))
+            case "conditional":
+                return self.values
+            case "cumulative":
+                before = (1.0, *self.values)
+                return tuple(now / last if last else 0.0 for now, last in zip(self.values, before, strict=False))
         return None
 
     @property
     def marginal(self) -> tuple[float | None, ...] | None:
         """Right at depths 1..d."""
-        if self.meaning == "accuracy":
-            return self.conditional
-        if self.meaning == "cumulative":
-            return self.values
         if self.meaning == "conditional":
-            return tuple(math.prod(self.values[: depth + 1]) for depth in range(len(self.values)))
-        return None
+            return tuple(accumulate(self.values, mul))
+        return self.values if self.meaning == "cumulative" else self.conditional
 
     def accept_length(self, num_steps: int | None = None) -> float | None:
         """Bonus token included, of ``num_steps`` draft tokens; ``None`` where the metric does not tell."""
@@ -134,7 +125,7 @@ def read_training_report(source: str | Path) -> list[TrainingReport]:
 
 def _text(source: str | Path) -> str:
     """JSON and a bare number stand for themselves; anything else is a file."""
-    if str(source).lstrip()[:1] in ("{", "[") or _is_number(_loads(str(source))):
+    if str(source).lstrip()[:1] in ("{", "[") or is_number(_loads(str(source))):
         return str(source)
     path = Path(source)
     if not path.is_file():
@@ -179,20 +170,20 @@ _ACCEPTANCE = (
     "cond_acc_0",
     "acc_0",
 )
+_LOSS = ("avg_loss", "loss")
 
 
 def checkpoints(source: str | Path) -> list[Checkpoint]:
     """The records of a training report that name an epoch, in order; empty where it is not one record an epoch."""
     found: dict[float, Checkpoint] = {}
     for record in _records(_text(source)):
-        plain = {key.rsplit("/", 1)[-1]: value for key, value in _flat(record) if _is_number(value)}
-        acceptance = next((plain[key] for key in _ACCEPTANCE if key in plain), None)
-        loss = next((plain[key] for key in ("avg_loss", "loss") if key in plain), None)
-        if "epoch" not in plain or acceptance is None:
-            continue
-        if plain["epoch"] in found:
+        plain = {key.rsplit("/", 1)[-1]: value for key, value in _flat(record) if is_number(value)}
+        epoch = plain.get("epoch")
+        acceptance, loss = (next((plain[key] for key in keys if key in plain), None) for keys in (_ACCEPTANCE, _LOSS))
+        if epoch in found:
             return []  # logged by the step: too noisy for a peak to mean anything
-        found[plain["epoch"]] = Checkpoint(plain["epoch"], acceptance, loss)
+        if epoch is not None and acceptance is not None:
+            found[epoch] = Checkpoint(epoch, acceptance, loss)
     return [found[epoch] for epoch in sorted(found)]
 
 
@@ -200,7 +191,7 @@ def _records(text: str) -> list[dict[str, Any]]:
     """The objects of a JSON or JSONL file, else the pairs of each line of a log; bare numbers as a nameless metric."""
     content = _loads(text)
     content = content if isinstance(content, list) else [content]
-    if all(map(_is_number, content)):
+    if all(map(is_number, content)):
         return [{"metric": _NAMELESS, "values": content}]
     if content != [None]:
         return [item for item in content if isinstance(item, dict)]
@@ -216,28 +207,34 @@ def _records(text: str) -> list[dict[str, Any]]:
 
 
 def _stated(record: Mapping[str, Any], source: str) -> TrainingReport:
-    values = record.get("values", record.get("value"))
-    found = _KEY.match(str(record["metric"]))
-    metric = SAME_METRIC.get(found[1], found[1]) if found else str(record["metric"])
-    report = _report(source, record.get("trainer"), metric, values)
-    samples = next((record[key] for key in _SAMPLES if _is_number(record.get(key))), None)
-    report = replace(report, training_samples=None if samples is None else int(samples))
+    """A report that names its metric."""
+    metric, _ = _metric(str(record["metric"])) or (str(record["metric"]), 0)
+    report = _report(source, record.get("trainer"), metric, record.get("values", record.get("value")))
+    samples = next((int(record[key]) for key in _SAMPLES if is_number(record.get(key))), None)
     optimistic = record.get("draft_vocab_targets")
-    return report if optimistic is None else replace(report, draft_vocab_targets=bool(optimistic))
+    optimistic = report.draft_vocab_targets if optimistic is None else bool(optimistic)
+    return replace(report, training_samples=samples, draft_vocab_targets=optimistic)
 
 
 def _logged(records: Sequence[Mapping[str, Any]], source: str) -> list[TrainingReport]:
     """The last record of each metric; validation before training where a file has both."""
-    latest: dict[str, dict[int, Any]] = {}
+    latest: dict[str, dict[int, Any]] = defaultdict(dict)
     for record in sorted(records, key=lambda record: any(key.startswith(("val", "eval", "test")) for key in record)):
         for key, value in _flat(record):
-            if match := _KEY.match(key):
-                latest.setdefault(SAME_METRIC.get(match[1], match[1]), {})[int(match[2] or 0)] = value
+            if found := _metric(key):
+                metric, depth = found
+                latest[metric][depth] = value
     reports = []
     for metric, by_depth in latest.items():
         values = by_depth[0] if isinstance(by_depth.get(0), list) else [by_depth[depth] for depth in sorted(by_depth)]
         reports.append(_report(source, None, metric, values))
     return reports
+
+
+def _metric(key: str) -> tuple[str, int] | None:
+    """The metric that a trainer's key means, and its depth from 0; None where it is none."""
+    found = _KEY.match(key)
+    return (SAME_METRIC.get(found[1], found[1]), int(found[2] or 0)) if found else None
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -249,27 +246,20 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _report(source: str, trainer: Any, metric: str, values: Any) -> TrainingReport:
-    where = f"training report {source} {metric}"
     values = values if isinstance(values, list) else [values]
-    if not values or not all(_is_number(value) for value in values):
+    if not values or not all(map(is_number, values)):
+        where = f"training report {source} {metric}"
         raise InputError(where, f"{values!r}", "numbers: one a depth, or one accept length")
-    name = "" if trainer is None else SAME_TRAINER.get(str(trainer).lower(), str(trainer).lower())
-    known = {key: entry for key, entry in METRICS.items() if key[1] == metric and name in ("", key[0])}
-    if len({entry.meaning for entry in known.values()}) == 1:
-        (named, _), entry = next(iter(known.items()))
-    else:
-        named, entry = name, UNKNOWN
-    wrong = _impossible(entry, metric, values)
-    return TrainingReport(
-        source=source,
-        trainer=name or named,
-        metric=metric,
-        values=tuple(float(value) for value in values),
-        meaning="impossible" if wrong else entry.meaning,
-        definition=wrong or entry.definition,
-        bonus=entry.bonus,
-        draft_vocab_targets=entry.draft_vocab_targets,
-    )
+    name = "" if trainer is None else str(trainer).lower()
+    name = SAME_TRAINER.get(name, name)
+    known = {key[0]: entry for key, entry in METRICS.items() if key[1] == metric and name in ("", key[0])}
+    entry = UNKNOWN
+    if len({found.meaning for found in known.values()}) == 1:
+        named, entry = next(iter(known.items()))
+        name = name or named
+    if wrong := _impossible(entry, metric, values):
+        entry = replace(entry, meaning="impossible", definition=wrong)
+    return TrainingReport(**vars(entry), source=source, trainer=name, metric=metric, values=tuple(map(float, values)))
 
 
 def _impossible(entry: Metric, metric: str, values: Sequence[float]) -> str:
@@ -282,8 +272,3 @@ def _impossible(entry: Metric, metric: str, values: Sequence[float]) -> str:
         course = ", ".join(f"{value:g}" for value in values)
         return f"{metric} {course}: rises, though what is right at depths 1 to d + 1 is right at 1 to d"
     return ""
-
-
-def _is_number(value: Any) -> bool:
-    """Finite, and of a size that a float holds."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18

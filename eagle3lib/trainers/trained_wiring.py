@@ -86,7 +86,6 @@ def _boundaries(draft: DraftConfig, target: TargetConfig | None) -> tuple[tuple[
             return (), "no target: its family is unknown"
         return (in_order if who in ("angelslim", "modelopt") else same,), "ids read without a target"
     readings, reason = _readings(draft, ids, target)
-    readings = (in_order,) if who == "angelslim" else readings
     return tuple(dict.fromkeys(b for b in readings if b and all(0 <= k <= target.layers for k in b))), reason
 
 
@@ -96,7 +95,7 @@ def _readings(draft: DraftConfig, ids: Boundaries, target: TargetConfig) -> tupl
     default, who = default_boundaries(target.layers), draft.dialect
     k_form = same == default and len(set(same)) == len(same)
     if who == "angelslim":
-        return (plus,), "AngelSlim: id k is hidden_states[k + 1], in config order"
+        return (tuple(i + 1 for i in ids),), "AngelSlim: id k is hidden_states[k + 1], in config order"
     if who == "speculators" and draft.aux_place == ENGINE_PLACE and ids != default:
         # written into eagle_config by hand: as boundaries, or converted to SGLang's numbering
         why = "speculators ids are boundaries, but these stand where SGLang's id + 1 is read"
