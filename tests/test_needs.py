@@ -10,8 +10,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from eagle3lib.reporting.needs import NotFilledIn, check_filled_in, demo_lines
-from eagle3lib.reporting.parameters import MODELS, validate
+from eagle3lib.reporting.parameters import MODELS, NotFilledIn, check_filled_in, demo_lines, validate
 from eagle3lib.reporting.records import start
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,5 +67,5 @@ def test_the_verdict_wants_a_folder_only_where_nothing_was_left(
 def test_the_demo_beside_the_library_is_the_one_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert demo_lines("02_manual_forward")[0] == f'draft = "{ROOT}/data/demo/draft"'
     assert f"--speculative-draft-model-path {ROOT}/data/demo/draft" in demo_lines("04_capture_diff")[2]
-    monkeypatch.setattr("eagle3lib.reporting.needs.ROOT", tmp_path)  # installed without its checkout
+    monkeypatch.setattr("eagle3lib.reporting.parameters.ROOT", tmp_path)  # installed without its checkout
     assert demo_lines("02_manual_forward") == []

@@ -18,11 +18,10 @@ from eagle3lib.batch.plan import Plan, PlannedRun
 from eagle3lib.batch.turns import Turns
 from eagle3lib.errors import InputError
 from eagle3lib.reporting.index import Outcome, tell_run, write_index
-from eagle3lib.reporting.jsonable import jsonable
 from eagle3lib.reporting.parameters import MODELS
 from eagle3lib.reporting.privacy import mask, mask_text
 from eagle3lib.reporting.provenance import config_digests
-from eagle3lib.reporting.records import read_record
+from eagle3lib.reporting.records import jsonable, read_record
 
 #: Notebooks whose answer depends on what others left in the run folder.
 READS = {

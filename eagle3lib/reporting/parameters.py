@@ -1,4 +1,4 @@
-"""The parameters of each notebook: one strict model a notebook, the single source of names, types and help.
+"""The parameters of each notebook: one strict model a notebook, the single source of names, types, help and needs.
 
 The ``parameters`` cell of a notebook is rendered from its model (``render_parameters_cell``) and a test keeps
 the two equal. Values come from that cell, from papermill's ``-p`` (which passes lists as text) or from a plan
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from eagle3lib.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _text(value: object) -> object:
@@ -168,38 +170,43 @@ def model_of(stem: str) -> type[Parameters]:
     return MODELS[stem]
 
 
-def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
-    """``"the nearest known name is X"``, or all the names when none is near."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"use the nearest known name, {close[0]}" if close else "use one of " + ", ".join(known)
-
-
 def validate(stem: str, given: Mapping[str, Any]) -> Parameters:
     """Checked parameters of the notebook ``stem``; ``InputError`` on an unknown or ill-typed one."""
     model = model_of(stem)
-    known = list(model.model_fields)
-    for name in given:
-        if name not in known:
-            raise InputError(
-                f"parameter {name} of {stem}",
-                "an unknown name",
-                "a parameter of this notebook",
-                nearest(str(name), known),
-            )
     try:
         return model.model_validate(dict(given))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = str(first["loc"][0])
-        place = "".join(f"[{step}]" for step in first["loc"][1:] if isinstance(step, int))
-        said = first["msg"].removeprefix("Value error, ")
-        expected = f"{type_name(model, name)} ({said[0].lower()}{said[1:]})"
-        raise InputError(
-            f"parameter {name}{place} of {stem}",
-            repr(first["input"]),
-            expected,
-            f"{name} is: {model.model_fields[name].description}",
-        ) from None
+        refused, name = input_error(error, f"{stem}: parameter ", model.model_fields), error.errors()[0]["loc"][0]
+        if name not in model.model_fields:
+            raise refused from None
+        expected, meaning = f"{type_name(model, name)} ({refused.expected})", model.model_fields[name].description
+        raise InputError(refused.where, refused.found, expected, f"{name} is: {meaning}") from None
+
+
+def input_error(error: ValidationError, where: str, known: Iterable[str] = ()) -> InputError:
+    """The first thing that pydantic refused; its place, such as ``grid[0]``, is put behind ``where``.
+
+    ``known``: the names of all fields, of which the nearest to an unknown one is proposed. An ``InputError`` that a
+    validator raised keeps its own words.
+    """
+    first = error.errors(include_url=False)[0]
+    own = first.get("ctx", {}).get("error")
+    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).lstrip(".")
+    if isinstance(own, InputError):
+        return InputError(where + own.where, own.found, own.expected, own.cure)
+    if first["type"] == "extra_forbidden":
+        return InputError(where + place, "an unknown name", "a known one", nearest(str(first["loc"][-1]), known))
+    if first["type"] == "missing":
+        return InputError(where + place, f"no {first['loc'][-1]}", "this key, which is required")
+    expected = first["msg"].removeprefix("Value error, ")
+    return InputError(where + place, repr(first["input"])[:80], expected[0].lower() + expected[1:])
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``"use the nearest known name, X"``, or all the names when none is near."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"use the nearest known name, {close[0]}" if close else "use one of " + ", ".join(names)
 
 
 def path_names(model: type[Parameters]) -> list[str]:
@@ -209,18 +216,10 @@ def path_names(model: type[Parameters]) -> list[str]:
 
 def type_name(model: type[Parameters], name: str) -> str:
     """The plain Python type that the parameters cell shows, such as ``list[int]``."""
-    annotation = _plain(model.model_fields[name].annotation)
-    return annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
-
-
-def _plain(annotation: Any) -> Any:
-    """Strip ``Annotated`` at every level; a ``Literal`` of strings is a ``str``."""
-    inside = get_args(annotation)
-    if hasattr(annotation, "__metadata__"):
-        return _plain(inside[0])
-    if inside and all(isinstance(choice, str) for choice in inside):
-        return str
-    return list[_plain(inside[0])] if inside else annotation
+    hint = get_type_hints(model)[name]  # without what ``Annotated`` adds, at every level
+    if get_origin(hint) is Literal:
+        return "str"
+    return str(hint) if get_args(hint) else hint.__name__
 
 
 def render_parameters_cell(model: type[Parameters]) -> str:
@@ -234,3 +233,51 @@ def render_parameters_cell(model: type[Parameters]) -> str:
         value = json.dumps(field.default) if isinstance(field.default, str) else repr(field.default)
         lines.append(f"{name}: {type_name(model, name)} = {value}  # {field.description}")
     return "\n".join(lines)
+
+
+class NotFilledIn(InputError):
+    """A notebook without what it needs. Headless one sentence; in JupyterLab also ``lines`` to paste."""
+
+    def __init__(self, stem: str, empty: Sequence[str], needs: str, lines: Sequence[str]) -> None:
+        self.lines = tuple(lines)
+        found = f"{_listed(empty)} empty"
+        super().__init__(f"parameters of {stem}", found, needs, "fill in the notebook's first cell")
+
+    def _render_traceback_(self) -> list[str]:
+        demo = ("The demo's values, to be put at the end of that cell:", *self.lines) if self.lines else ()
+        return ["Fill in the first cell, then run from the top.", str(self), *demo]
+
+
+def check_filled_in(stem: str, parameters: Parameters) -> None:
+    """Raises ``NotFilledIn`` unless one of the sets of parameters that ``stem`` can work with is given whole."""
+    model = model_of(stem)
+    ways = [names.split() for names in model.needs]
+    needed = [name for name in model.model_fields if any(name in names for names in ways)]
+    empty = [name for name in needed if not getattr(parameters, name)]
+    if not any(set(names).isdisjoint(empty) for names in ways):
+        # Beside somebody's own files those of the demo would fit nothing.
+        lines = demo_lines(stem) if empty == needed else ()
+        raise NotFilledIn(stem, empty, ", or ".join(map(_listed, ways)), lines)
+
+
+def demo_lines(stem: str) -> list[str]:
+    """``name = value`` for what the demo gives notebook ``stem``; none where the demo is not beside us."""
+    import yaml
+
+    try:
+        plan = yaml.safe_load((ROOT / "data" / "demo" / "plan.yaml").read_text(encoding="utf-8"))
+    except OSError:
+        return []
+    model, first = MODELS[stem], plan["runs"][0]
+    values = plan["defaults"] | first["parameters"] | {"run_dir": f"{plan['out']}/{first['name']}"}
+    values |= {name: str(ROOT / values[name]) for name in path_names(model) if name in values}
+    for folder in (".cache", "data"):  # a notebook's own folder is where its relative paths start
+        values["launch"] = values["launch"].replace(f" {folder}/", f" {ROOT}/{folder}/")
+    lines = [f"{name} = {json.dumps(values[name])}" for name in model.demo]
+    missing = [name for name in path_names(model) if name in model.demo and not Path(values[name]).exists()]
+    return [*lines, f"# `make demo` makes {_listed(missing)}"] if missing else lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last

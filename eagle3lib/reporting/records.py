@@ -16,25 +16,61 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import to_jsonable_python
 from tqdm import tqdm
 
 from eagle3lib.errors import InputError
-from eagle3lib.findings.finding import SEVERITIES, Finding
+from eagle3lib.findings.finding import Finding, Severity
 from eagle3lib.findings.verdict import NO_RECORD
 from eagle3lib.reading.files import parse_object, read_text, write_text
-from eagle3lib.reporting.jsonable import jsonable
-from eagle3lib.reporting.needs import check_filled_in
-from eagle3lib.reporting.parameters import MODELS, Parameters, validate
+from eagle3lib.reporting.parameters import MODELS, Parameters, check_filled_in, input_error, validate
 from eagle3lib.reporting.privacy import mask
 from eagle3lib.reporting.provenance import provenance
 
 SCHEMA = 1
 Item = TypeVar("Item")
+#: Text that a record of another making may leave out.
+OptionalText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
+
+
+def _edit(edit: dict[str, Any]) -> dict[str, Any]:
+    """``findings.finding.Edit`` as JSON; one without a place or key is passed over by its readers."""
+    if not all(isinstance(edit.get(name, ""), str) for name in ("where", "key")):
+        raise ValueError("where and key as text")
+    return edit
+
+
+class RecordedFinding(BaseModel):
+    """``findings.finding.Finding`` as JSON."""
+
+    model_config = ConfigDict(extra="allow")
+    kind: str = Field(min_length=1)
+    severity: Severity
+    subject: OptionalText = ""
+    evidence: OptionalText = ""
+    consequence: OptionalText = ""
+    remedy: OptionalText = ""
+    edits: Annotated[
+        list[Annotated[dict[str, Any], AfterValidator(_edit)]],
+        BeforeValidator(lambda value: [] if value is None else value),
+    ] = []
+
+
+class Record(BaseModel):
+    """What a reader may rely on in ``<run_dir>/<stem>.json``; further keys are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+    schema_: Literal[1] = Field(alias="schema")
+    notebook: str
+    status: Literal["finished", "partial"]
+    findings: list[RecordedFinding] = []
+    results: dict[str, Any] = {}
 
 
 @dataclass
@@ -196,33 +232,15 @@ def read_record(run_dir: str | Path, stem: str) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(path, NO_RECORD, "the record of a finished or partial run", cure)
     try:
-        record = parse_object(read_text(path), path)
+        record = Record.model_validate(parse_object(read_text(path), path))
+    except ValidationError as error:
+        refused = input_error(error, f"{path}: ")
+        raise InputError(refused.where, refused.found, refused.expected, cure) from None
     except InputError as error:
         raise InputError(path, error.found, error.expected, cure) from None
-    for key, allowed in (("schema", (SCHEMA,)), ("notebook", (stem,)), ("status", ("finished", "partial"))):
-        if record.get(key) not in allowed:
-            raise InputError(f"{path}: {key}", repr(record.get(key)), " or ".join(map(repr, allowed)), cure)
-    for key, kind, name in (("findings", list, "list"), ("results", dict, "object")):
-        if not isinstance(record.setdefault(key, kind()), kind):
-            raise InputError(f"{path}: {key}", repr(record[key]), f"a JSON {name}", cure)
-    record["findings"] = [_checked_finding(path, finding) for finding in record["findings"]]
-    return record
-
-
-def _checked_finding(path: Path, finding: Any) -> dict[str, Any]:
-    """A finding with all its texts, empty where a record of another making left one out."""
-    if not isinstance(finding, dict) or not finding.get("kind") or finding.get("severity") not in SEVERITIES:
-        raise InputError(f"{path}: findings", repr(finding)[:80], "findings with a kind and a severity")
-    texts = dict.fromkeys(("kind", "subject", "evidence", "consequence", "remedy"), "")
-    whole = {**texts, "edits": [], **{key: value for key, value in finding.items() if value is not None}}
-    if unfit := [name for name in texts if not isinstance(whole[name], str)]:
-        raise InputError(f"{path}: findings: {unfit[0]}", repr(whole[unfit[0]])[:80], "text")
-    edits, names = whole["edits"], ("where", "key")
-    if not isinstance(edits, list) or not all(
-        isinstance(edit, dict) and all(isinstance(edit.get(name, ""), str) for name in names) for edit in edits
-    ):
-        raise InputError(f"{path}: findings: edits", repr(edits)[:80], "a list of objects")
-    return whole
+    if record.notebook != stem:
+        raise InputError(f"{path}: notebook", repr(record.notebook), repr(stem), cure)
+    return record.model_dump(by_alias=True)
 
 
 def read_records(run_dir: str | Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -237,6 +255,23 @@ def read_records(run_dir: str | Path) -> tuple[dict[str, dict[str, Any]], dict[s
         except InputError as error:
             reasons[stem] = str(error)
     return records, reasons
+
+
+def jsonable(value: Any) -> Any:
+    """``value`` in JSON's own types; NaN and infinities become null. An object with ``to_json()`` decides for itself.
+
+    Raises ``PydanticSerializationError`` for what has no plain form: a record never holds the text of a Python object.
+    """
+    if hasattr(value, "to_json"):
+        return jsonable(value.to_json())
+    if is_dataclass(value):
+        return {each.name: jsonable(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(to_jsonable_python(key)): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    array = hasattr(value, "tolist")  # numpy's and torch's arrays and scalars
+    return to_jsonable_python(value.tolist() if array else value, inf_nan_mode="null")
 
 
 def write_json(path: Path, value: Any) -> None:
