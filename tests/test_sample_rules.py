@@ -82,6 +82,8 @@ def test_rows_late_or_early_are_seen(behind: int, normed: bool) -> None:
     samples = [spoken(target(), normed, None, 0.8, seed) for seed in range(3)]  # else the token itself, one behind
     found = looked(*(replace(s, last_hidden_state=s.last_hidden_state.roll(-behind, 0)) for s in samples))
     assert found.shift == behind
+    findings = [(f.kind, f.severity) for f in teacher_findings(found, POOR)]
+    assert findings == ([("align.shift", "error")] if behind else [])
 
 
 def test_an_even_norm_decides_nothing() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from eagle3lib.findings.wiring_rules import map_findings
 from eagle3lib.maths.draft import Draft
 from eagle3lib.maths.target import Target
 from eagle3lib.measuring.accuracy import evaluate_all
@@ -32,6 +33,7 @@ def test_rows_of_the_head_in_another_order_are_learned(share: float, shown: bool
     broken = reordered(draft, share)
     learned = learn_map(evaluate_all(broken, CONFIGURED, dataset, 2))
     assert learned.shown == shown
+    assert [(f.kind, f.severity) for f in map_findings(learned)] == ([("vocab.map", "error")] if shown else [])
     if shown:
         healthy = learn_map(evaluate_all(draft, CONFIGURED, dataset, 2)).as_given.value
         # Each half has a row less than four times, and one of three goes unlearned.

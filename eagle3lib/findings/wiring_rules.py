@@ -19,6 +19,7 @@ from eagle3lib.measuring.rates import Rate, is_significant, rate, unpaired_diffe
 from eagle3lib.measuring.sample_states import SampleStates
 from eagle3lib.measuring.steps import predicted_steps
 from eagle3lib.measuring.survey import LastState, Survey
+from eagle3lib.measuring.vocab_map import LearnedMap
 from eagle3lib.measuring.wiring_search import GOOD_FIRST, Candidate, Search
 from eagle3lib.reading.draft_config import ENGINE_PLACE
 
@@ -29,11 +30,14 @@ NEVER = 0.02
 
 
 @as_list
-def search_findings(search: Search, inspection: Inspection) -> Iterator[Finding]:
-    """Wiring and model judged by the search; silent where the configured wiring is as good as any."""
+def search_findings(search: Search, inspection: Inspection, half_learned: bool = False) -> Iterator[Finding]:
+    """Wiring and model judged by the search; silent where the configured wiring is as good as any.
+
+    ``half_learned``: the search ran on a learned vocabulary map, which lacks the rarer rows: no test of the model.
+    """
     if search.better:
         yield from _changes(search, search.better, inspection)
-    if search.answer in ("model", "both"):
+    if search.answer in ("model", "both") and not half_learned:
         best = search.better or search.as_configured
         first, under = best.conditional_depth1, f"Under the best wiring tried ({best.change})"
         # An idle column block: a stream is known to be none of those trained on, so that the layers may be to blame.
@@ -140,7 +144,9 @@ def conclusion(
     """
     shown = any(finding.kind.startswith("aux.") and finding.severity == "error" for finding in found)
     answer: str = "undecided" if search is None else search.answer
-    if shown:
+    if any(finding.kind == "vocab.map" and finding.severity == "error" for finding in found):
+        answer = "wiring"
+    elif shown:
         answer = "both" if answer in ("model", "both") else "wiring"
     if worse_on_traffic(found):  # whatever the samples show, the traffic counts
         answer = {"sound": "model", "wiring": "both"}.get(answer, answer)
@@ -152,6 +158,18 @@ def conclusion(
 def worse_on_traffic(found: Sequence[Finding]) -> bool:
     """Whether :func:`traffic_findings` found something."""
     return any(each.subject == "traffic" and each.kind in ("quality.domain", "context.length") for each in found)
+
+
+@as_list
+def map_findings(learned: LearnedMap) -> Iterator[Finding]:
+    """``vocab.map``: the head's rows are other tokens than the draft's map gives."""
+    if learned.shown:
+        what = (
+            f"At depth 1 {_share(learned.as_given)} is right as given, {_share(learned.learned)} with a map learned on "
+            f"the other half of the samples. Of {learned.seen} ids proposed often enough, {len(learned.tokens)} mean "
+            "another token."
+        )
+        yield make_finding("vocab.map", "d2t and lm_head.weight", what, case="learned")
 
 
 def accuracy_findings(first: Rate) -> list[Finding]:
@@ -215,8 +233,15 @@ def traffic_findings(
 def teacher_findings(last: LastState, first: Rate) -> Iterator[Finding]:
     """``target.mismatch``: a trainer that reads the files as their layout states learns from another state.
 
-    ``first``: the first position right under the measured wiring. An error where that is poor.
+    ``align.shift`` where the state of another row gives the tokens. ``first``: the first position right under the
+    measured wiring. An error where that is poor.
     """
+    if last.shift:
+        shares = ", ".join(f"{shift:+d}: {share:.0%}" for shift, share in last.shares.items())
+        off = f"{abs(last.shift)} row{'s' * (abs(last.shift) > 1)} {'late' if last.shift < 0 else 'early'}"
+        what = f"The states are {off}: tokens that the last state gives, by shift of its row, {shares}."
+        yield make_finding("align.shift", "the samples' last state", what, case="rows")
+        return
     wrong = None not in (last.normed, last.claimed) and last.normed != last.claimed
     if wrong or last.foreign:
         poor = first.value is not None and first.value < GOOD_FIRST
