@@ -40,11 +40,11 @@ def entries(content: Any, where: str) -> list[Entry]:
     """The requests in a JSON document, or in the list of a JSONL file's.
 
     Raises:
-        InputError: no objects and no accepted counts, or a field of another type than its name says.
+        InputError: no objects and no accepted counts, or a field of the wrong type.
     """
     if isinstance(content, list):
         if content and all(isinstance(item, int) and not isinstance(item, bool) for item in content):
-            steps = _steps({"accepted drafts": content}, "accepted drafts", where)
+            steps = numbers({"accepted drafts": content}, "accepted drafts", where, whole=True, most=MOST_DRAFTS)
             times = Counter(steps)  # a negative count is left to be called impossible
             histogram = tuple(times[accepted] for accepted in range(max(steps) + 1))
             return [{"histogram": histogram, "steps": steps, "verify_steps": len(steps), "accepted": sum(steps)}]
@@ -56,19 +56,12 @@ def entries(content: Any, where: str) -> list[Entry]:
     return read(content, where)
 
 
-def _steps(record: Mapping[str, Any], name: str, where: str) -> tuple[int, ...]:
-    steps = numbers(record, name, where, whole=True)
-    if (most := max(steps, default=0)) > MOST_DRAFTS:
-        raise InputError(where, f"{most} drafts accepted in one step", f"at most {MOST_DRAFTS}")
-    return steps
-
-
 def _from_response(content: Mapping[str, Any], where: str) -> list[Entry]:
     """A whole response of ``/generate``, or a line that ``save_responses`` wrote."""
     beside = {key: content[key] for key in ("category", "prompt_tokens") if content.get(key) is not None}
     (entry,) = _from_counters({**mapping(content, "meta_info", where), **beside}, where)
     if content.get("accepted_per_step") is not None:
-        entry["steps"] = _steps(content, "accepted_per_step", where)
+        entry["steps"] = numbers(content, "accepted_per_step", where, whole=True, most=MOST_DRAFTS)
     return [entry]
 
 
@@ -121,7 +114,9 @@ def _from_counters(content: Mapping[str, Any], where: str) -> list[Entry]:
         raise InputError(where, f"a histogram of {len(histogram) - 1} drafts in one step", f"at most {MOST_DRAFTS}")
     stated = {name: number(content, names, where) for name, names in _STATED.items()}
     stated = {name: value for name, value in stated.items() if value is not None}
-    if content.get("bonus") is False and "accept_length" in stated:  # said to leave the target's own token out
+    if (
+        content.get("bonus") is False and "accept_length" in stated
+    ):  # the file declares that bonus tokens are not counted
         stated["accept_length"] += 1
     category = content.get("category")
     if isinstance(category, (list, dict)):

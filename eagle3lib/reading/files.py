@@ -91,7 +91,7 @@ def parse_object(text: str, where: object, duplicates: list[str] | None = None) 
     """One JSON object; NaN, infinities and nesting deeper than 64 are refused.
 
     Keys given twice are refused too, unless a list ``duplicates`` collects those whose values differ: then
-    the last one stands, as in Python's ``json`` and so in transformers and SGLang.
+    the last one counts, as in Python's ``json`` and so in transformers and SGLang.
     """
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
