@@ -21,15 +21,10 @@ _COUNTS = {
     "proposed": ("spec_num_proposed_drafts", "spec_draft_token_num"),
 }
 _STATED = {
-    "accept_length": (
-        "spec_accept_length",
-        "avg_spec_accept_length",
-        "accept_length",
-        "acceptance_length",
-        "acc_length",
-    ),
+    "accept_length": ("spec_accept_length", "avg_spec_accept_length", "accept_length", "acceptance_length",
+                      "acc_length"),
     "accept_rate": ("spec_accept_rate", "accept_rate", "acceptance_rate"),
-}
+}  # fmt: skip
 _TOKENS = ("completion_tokens", "prompt_tokens")
 _SPECULATION = {*HISTOGRAM, *(name for names in (*_COUNTS.values(), *_STATED.values()) for name in names)}
 #: More drafts than any engine proposes in one step.
@@ -68,10 +63,10 @@ def _from_response(content: Mapping[str, Any], where: str) -> list[Entry]:
 def _from_openai(content: Mapping[str, Any], where: str) -> list[Entry]:
     """A chat completion: counts lie in a choice's ``meta_info``, in ``sglext`` or in its ``spec_tokens_details``."""
     usage = mapping(content, "usage", where)
-    details = list(_find(content["choices"])) or list(_find(content)) or [{}]
+    details = list(_find(content["choices"])) or list(_find(content))
     # several choices share one count of completion tokens
-    tokens = {key: usage[key] for key in _TOKENS if key in usage and len(details) == 1 and details != [{}]}
-    return [entry for detail in details for entry in _from_counters({**detail, **tokens}, where)]
+    tokens = {key: usage[key] for key in _TOKENS if key in usage and len(details) == 1}
+    return [entry for detail in details or [{}] for entry in _from_counters({**detail, **tokens}, where)]
 
 
 def _find(content: Any) -> Iterator[Mapping[str, Any]]:
@@ -114,9 +109,7 @@ def _from_counters(content: Mapping[str, Any], where: str) -> list[Entry]:
         raise InputError(where, f"a histogram of {len(histogram) - 1} drafts in one step", f"at most {MOST_DRAFTS}")
     stated = {name: number(content, names, where) for name, names in _STATED.items()}
     stated = {name: value for name, value in stated.items() if value is not None}
-    if (
-        content.get("bonus") is False and "accept_length" in stated
-    ):  # the file declares that bonus tokens are not counted
+    if content.get("bonus") is False and "accept_length" in stated:  # declared not to count bonus tokens
         stated["accept_length"] += 1
     category = content.get("category")
     if isinstance(category, (list, dict)):

@@ -128,20 +128,25 @@ def load_json(text: str, where: object) -> tuple[Any, str]:
         InputError: JSON nested deeper than 64.
     """
     try:
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            data, broken = [], str(error)
-            for number, line in enumerate(text.split("\n"), 1):
-                try:
-                    data += [json.loads(line)] if line.strip() else []
-                except ValueError:
-                    return None, f"broken JSON in line {number}" if data else f"broken JSON ({broken})"
-            data = data or None
+        data, broken = _document_or_lines(text)
     except RecursionError:
         raise InputError(where, *_TOO_DEEP) from None
     _check_depth(data, where)
-    return data, ""
+    return data, broken
+
+
+def _document_or_lines(text: str) -> tuple[Any, str]:
+    try:
+        return json.loads(text), ""
+    except ValueError as error:
+        broken = f"broken JSON ({error})"
+    found: list[Any] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            found += [json.loads(line)] if line.strip() else []
+        except ValueError:
+            return None, f"broken JSON in line {number}" if found else broken
+    return found or None, ""
 
 
 def _check_depth(data: Any, where: object) -> None:

@@ -72,9 +72,10 @@ def _from_log(expression: str) -> dict[str, Any]:
         node = ast.parse(expression, mode="eval").body
     except (SyntaxError, ValueError, RecursionError):
         return {}
+    pairs = []
     if isinstance(node, ast.Call):
         pairs = [(keyword.arg, keyword.value) for keyword in node.keywords]
-    else:
+    elif isinstance(node, ast.Dict):
         pairs = [(k.value, v) for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)]
     return {str(name): value.value for name, value in pairs if isinstance(value, ast.Constant)}
 
