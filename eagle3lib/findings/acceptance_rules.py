@@ -11,7 +11,7 @@ from eagle3lib.findings.gap import SHAPES, SMALL_GAP, at_floor, gap
 from eagle3lib.measuring.acceptance import Acceptance, Histogram
 from eagle3lib.measuring.plausibility import counts_bonus_in_rate, counts_root_as_draft, impossible
 from eagle3lib.reading.engine_reports import DEFINITIONS, EngineReport
-from eagle3lib.reading.training_reports import Checkpoint, TrainingReport
+from eagle3lib.reading.training_reports import CheckpointMetrics, TrainingReport
 
 #: The EAGLE-3 paper trains on more than 500,000 conversations (arXiv 2503.01840, section 4).
 FEW_SAMPLES = 100_000
@@ -71,7 +71,7 @@ def training_findings(report: TrainingReport) -> list[Finding]:
     return found
 
 
-def checkpoint_findings(found: Sequence[Checkpoint]) -> list[Finding]:
+def checkpoint_findings(found: Sequence[CheckpointMetrics]) -> list[Finding]:
     """``quality.overtrained``: acceptance peaked before the last checkpoint and fell since, while the loss fell on."""
     if len(found) < 3:
         return []

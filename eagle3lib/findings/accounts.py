@@ -13,7 +13,7 @@ from eagle3lib.findings.mode_rules import mode_findings
 from eagle3lib.measuring.acceptance import Acceptance, from_report, from_training
 from eagle3lib.measuring.served import ServedPrediction
 from eagle3lib.reading.engine_reports import EngineReport
-from eagle3lib.reading.training_reports import Checkpoint, TrainingReport
+from eagle3lib.reading.training_reports import CheckpointMetrics, TrainingReport
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Accounts:
 
 def all_accounts(
     samples: Breakdown, predictions: Sequence[ServedPrediction], reports: Sequence[EngineReport],
-    training: Sequence[TrainingReport], checkpoints: Sequence[Checkpoint], *,
+    training: Sequence[TrainingReport], checkpoints: Sequence[CheckpointMetrics], *,
     num_steps: int | None, launch: str, num_draft_tokens: int, temperature: float,
 ) -> Accounts:  # fmt: skip
     """``num_steps``: of the setting in force, ``None`` where unknown; the last three are the notebook's parameters."""

@@ -151,7 +151,7 @@ def parse_training_report(text: str, source: str) -> list[TrainingReport]:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointMetrics:
     """One of several checkpoints of a training: its acceptance under whatever metric was logged, and its loss."""
 
     epoch: float
@@ -165,9 +165,9 @@ _ACCEPTANCE = ("accept_length", "acceptance_length", "simulated_acc_len", "estim
 _LOSS = ("avg_loss", "loss")
 
 
-def checkpoints(source: str | Path) -> list[Checkpoint]:
+def checkpoints(source: str | Path) -> list[CheckpointMetrics]:
     """The records of a training report that name an epoch, in order; empty where it is not one record an epoch."""
-    found: dict[float, Checkpoint] = {}
+    found: dict[float, CheckpointMetrics] = {}
     for record in _records(_text(source)):
         plain = {key.rsplit("/", 1)[-1]: value for key, value in _flat(record) if is_number(value)}
         epoch = plain.get("epoch")
@@ -176,7 +176,7 @@ def checkpoints(source: str | Path) -> list[Checkpoint]:
             continue
         if epoch in found:
             return []  # logged by the step: too noisy for a peak to mean anything
-        found[epoch] = Checkpoint(epoch, acceptance, loss)
+        found[epoch] = CheckpointMetrics(epoch, acceptance, loss)
     return [found[epoch] for epoch in sorted(found)]
 
 
