@@ -23,7 +23,7 @@ from eagle3lib.reading.engine_reports import DEFINITIONS, EngineReport
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.run_flags import differing
 from eagle3lib.reading.setting import Setting
-from eagle3lib.reading.training_reports import Checkpoint, TrainingReport
+from eagle3lib.reading.training_reports import CheckpointMetrics, TrainingReport
 
 #: The EAGLE-3 paper trains on more than 500,000 conversations (arXiv 2503.01840, section 4).
 FEW_SAMPLES = 100_000
@@ -61,7 +61,7 @@ class Accounts:
 
 def all_accounts(
     samples: Breakdown, predictions: Sequence[ServedPrediction], reports: Sequence[EngineReport],
-    training: Sequence[TrainingReport], checkpoints: Sequence[Checkpoint], *,
+    training: Sequence[TrainingReport], checkpoints: Sequence[CheckpointMetrics], *,
     num_steps: int | None, launch: str, num_draft_tokens: int, temperature: float,
 ) -> Accounts:  # fmt: skip
     """``num_steps``: of the setting in force, ``None`` where unknown; the last three are the notebook's parameters."""
@@ -127,7 +127,7 @@ def training_findings(report: TrainingReport) -> Iterator[Finding]:
 
 
 @as_list
-def checkpoint_findings(found: Sequence[Checkpoint]) -> Iterator[Finding]:
+def checkpoint_findings(found: Sequence[CheckpointMetrics]) -> Iterator[Finding]:
     """``quality.overtrained``: acceptance peaked before the last checkpoint and fell since, while the loss fell on."""
     if len(found) < 3:
         return

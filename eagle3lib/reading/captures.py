@@ -77,7 +77,7 @@ def read_capture(folder: str | Path) -> list[Capture]:
         raise InputError("capture", f"no folder {folder.name}", "a folder with a capture")
     files = sorted(inside(folder, path.name) for path in folder.iterdir() if path.suffix in SUFFIXES)
     if not files:
-        cure = "if a server was asked, it never ran the draft's fc: is the algorithm EAGLE3, with a draft?"
+        cure = "if requests were sent to a server, it never ran the draft's fc: is the algorithm EAGLE3, with a draft?"
         raise InputError(f"capture {folder.name}", "no tensor file", "safetensors or plain tensors", cure)
     opened = {path: read_tensors(path) for path in files if path.suffix == ".safetensors"}
     if any(AUX in tensors and len(tensors) > 1 for tensors, _ in opened.values()):
@@ -110,17 +110,15 @@ def _capture(source: str, request: str, tensors: Mapping[str, Tensor], metadata:
 
 def _stages(source: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Everything but ids and positions, without batch axes of one; [T, K, H] becomes [T, K * H]."""
-    stages = {}
-    for name, value in tensors.items():
-        if name in ("input_ids", "positions"):
-            continue
-        if value.dim() == 3 and len(value) == 1:
-            value = value[0]
-        if name == AUX and value.dim() == 3:
-            value = value.flatten(1)
-        if name == AUX and value.dim() != 2:
-            raise InputError(f"capture {source} {name}", f"shape {list(value.shape)}", "[T, K * H]")
-        stages[name] = value
+    stages = {name: value for name, value in tensors.items() if name not in ("input_ids", "positions")}
     if not stages:
         raise InputError(f"capture {source}", f"only {sorted(tensors)}", f"at least {AUX}")
+    for name, value in stages.items():
+        if value.dim() == 3 and len(value) == 1:
+            stages[name] = value[0]
+    if AUX in stages:
+        aux = stages[AUX].flatten(1) if stages[AUX].dim() == 3 else stages[AUX]
+        if aux.dim() != 2:
+            raise InputError(f"capture {source} {AUX}", f"shape {list(aux.shape)}", "[T, K * H]")
+        stages[AUX] = aux
     return stages

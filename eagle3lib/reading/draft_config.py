@@ -1,4 +1,4 @@
-"""A draft's config.json, whoever wrote it, as one frozen object that names what it assumed."""
+"""A draft's config.json, from any trainer, as one frozen object that lists what it assumed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Dialect = Literal["sglang", "eagle", "speculators", "modelopt", "angelslim", "vl
 #: Fields that only ModelOpt writes into ``eagle_config``.
 _MODELOPT = ("use_input_layernorm_in_first_layer", "use_last_layernorm", "use_mtp_layernorm", "next_layer_regular",
              "eagle_decoder_type")  # fmt: skip
-#: Where aux ids may stand, the first found wins; the dotted path is shown with every finding.
+#: Where aux layer ids may be found, in order of preference; findings show the dotted path.
 AUX_PLACES = (
     "eagle_config.eagle_aux_hidden_state_layer_ids",
     "eagle_aux_hidden_state_layer_ids",
@@ -36,7 +36,7 @@ class LatentShape:
     """The geometry of multi-head latent attention (DeepSeek, Kimi): ranks of the latents (``q_rank`` None: queries
     have none) and the parts of a head, in values.
 
-    ``interleaved``: rotary pairs lie side by side, as SGLang and transformers take where nothing is said.
+    ``interleaved``: rotary pairs lie side by side, the default of SGLang and transformers.
     """
 
     q_rank: int | None
@@ -59,7 +59,7 @@ def _switch(*places: str, absent: bool | None = None) -> Any:
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """What a draft's config says. None means: not said. Geometry counts heads and values.
+    """A draft's config, as one object. None means: not given. Geometry counts heads and values.
 
     Norm flags are None where absent; ``norm_places`` gives the dotted path of each flag found.
     ``assumed`` lists every value that was filled in, in words.
@@ -157,7 +157,9 @@ class DraftConfig:
         dialect = _dialect(raw, eagle, architecture)
         aux_found = _aux_ids(raw, at)
         own = [p for p in aux_found if p != ENGINE_PLACE] if dialect in ("speculators", "vllm", "angelslim") else []
-        aux_place = next(iter(own or aux_found), "")  # the trainer's own key says more than one written for an engine
+        aux_place = next(
+            iter(own or aux_found), ""
+        )  # the trainer's own key is more reliable than one written for an engine
         given = {f.name: _given(flat, f.metadata, at) for f in fields(cls) if "names" in f.metadata}
         switches = {f.name: _switched(raw, f.metadata, at) for f in fields(cls) if "places" in f.metadata}
 
@@ -198,7 +200,7 @@ class DraftConfig:
             nested=isinstance(raw.get("transformer_layer_config"), dict),
             **given,
             **{name: value for name, (value, _) in switches.items()},
-            assumed=tuple(assumed + [f"{key} stands twice; its last value is taken" for key in duplicates]),
+            assumed=tuple(assumed + [f"{key} is given twice; its last value is used" for key in duplicates]),
         )
 
     def get(self, dotted: str) -> Any:
@@ -242,7 +244,7 @@ def _switched(raw: Mapping[str, Any], wanted: Mapping[str, Any], at: str) -> tup
 
 
 def _aux_ids(raw: Mapping[str, Any], at: str) -> dict[str, tuple[int, ...]]:
-    """The lists of layer ids by the place where they stand."""
+    """The lists of layer ids, by dotted path."""
     found = {place: ids for place in AUX_PLACES if (ids := dig(raw, place)) is not None}
     for place, ids in found.items():
         if not isinstance(ids, list) or not all(type(i) is int and abs(i) < 1 << 30 for i in ids):
@@ -258,7 +260,7 @@ def _window(size: int | None, flat: Mapping[str, Any]) -> int | None:
 
 
 def _latent(flat: Mapping[str, Any]) -> LatentShape | None:
-    """None where a part of it is missing. Whether it counts is for the weights to say."""
+    """None where a part of it is missing. The weights decide whether the draft really uses it."""
     parts = [flat.get(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
     if not all(isinstance(part, int) and 0 < part < 1 << 30 for part in parts):
         return None

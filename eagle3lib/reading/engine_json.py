@@ -21,15 +21,10 @@ _COUNTS = {
     "proposed": ("spec_num_proposed_drafts", "spec_draft_token_num"),
 }
 _STATED = {
-    "accept_length": (
-        "spec_accept_length",
-        "avg_spec_accept_length",
-        "accept_length",
-        "acceptance_length",
-        "acc_length",
-    ),
+    "accept_length": ("spec_accept_length", "avg_spec_accept_length", "accept_length", "acceptance_length",
+                      "acc_length"),
     "accept_rate": ("spec_accept_rate", "accept_rate", "acceptance_rate"),
-}
+}  # fmt: skip
 _TOKENS = ("completion_tokens", "prompt_tokens")
 _SPECULATION = {*HISTOGRAM, *(name for names in (*_COUNTS.values(), *_STATED.values()) for name in names)}
 #: More drafts than any engine proposes in one step.
@@ -40,11 +35,11 @@ def entries(content: Any, where: str) -> list[Entry]:
     """The requests in a JSON document, or in the list of a JSONL file's.
 
     Raises:
-        InputError: no objects and no accepted counts, or a field of another type than its name says.
+        InputError: no objects and no accepted counts, or a field of the wrong type.
     """
     if isinstance(content, list):
         if content and all(isinstance(item, int) and not isinstance(item, bool) for item in content):
-            steps = _steps({"accepted drafts": content}, "accepted drafts", where)
+            steps = numbers({"accepted drafts": content}, "accepted drafts", where, whole=True, most=MOST_DRAFTS)
             times = Counter(steps)  # a negative count is left to be called impossible
             histogram = tuple(times[accepted] for accepted in range(max(steps) + 1))
             return [{"histogram": histogram, "steps": steps, "verify_steps": len(steps), "accepted": sum(steps)}]
@@ -56,29 +51,22 @@ def entries(content: Any, where: str) -> list[Entry]:
     return read(content, where)
 
 
-def _steps(record: Mapping[str, Any], name: str, where: str) -> tuple[int, ...]:
-    steps = numbers(record, name, where, whole=True)
-    if (most := max(steps, default=0)) > MOST_DRAFTS:
-        raise InputError(where, f"{most} drafts accepted in one step", f"at most {MOST_DRAFTS}")
-    return steps
-
-
 def _from_response(content: Mapping[str, Any], where: str) -> list[Entry]:
     """A whole response of ``/generate``, or a line that ``save_responses`` wrote."""
     beside = {key: content[key] for key in ("category", "prompt_tokens") if content.get(key) is not None}
     (entry,) = _from_counters({**mapping(content, "meta_info", where), **beside}, where)
     if content.get("accepted_per_step") is not None:
-        entry["steps"] = _steps(content, "accepted_per_step", where)
+        entry["steps"] = numbers(content, "accepted_per_step", where, whole=True, most=MOST_DRAFTS)
     return [entry]
 
 
 def _from_openai(content: Mapping[str, Any], where: str) -> list[Entry]:
     """A chat completion: counts lie in a choice's ``meta_info``, in ``sglext`` or in its ``spec_tokens_details``."""
     usage = mapping(content, "usage", where)
-    details = list(_find(content["choices"])) or list(_find(content)) or [{}]
+    details = list(_find(content["choices"])) or list(_find(content))
     # several choices share one count of completion tokens
-    tokens = {key: usage[key] for key in _TOKENS if key in usage and len(details) == 1 and details != [{}]}
-    return [entry for detail in details for entry in _from_counters({**detail, **tokens}, where)]
+    tokens = {key: usage[key] for key in _TOKENS if key in usage and len(details) == 1}
+    return [entry for detail in details or [{}] for entry in _from_counters({**detail, **tokens}, where)]
 
 
 def _find(content: Any) -> Iterator[Mapping[str, Any]]:
@@ -121,7 +109,7 @@ def _from_counters(content: Mapping[str, Any], where: str) -> list[Entry]:
         raise InputError(where, f"a histogram of {len(histogram) - 1} drafts in one step", f"at most {MOST_DRAFTS}")
     stated = {name: number(content, names, where) for name, names in _STATED.items()}
     stated = {name: value for name, value in stated.items() if value is not None}
-    if content.get("bonus") is False and "accept_length" in stated:  # said to leave the target's own token out
+    if content.get("bonus") is False and "accept_length" in stated:  # declared not to count bonus tokens
         stated["accept_length"] += 1
     category = content.get("category")
     if isinstance(category, (list, dict)):

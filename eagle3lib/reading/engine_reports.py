@@ -1,4 +1,4 @@
-"""What engines say they accepted, in every spelling people have, as counts per request.
+"""The acceptance that engines report, in any of their formats, as counts per request.
 
 A report keeps what its source determines and nothing else: zero and absent counters mean "not measured".
 ``eagle3lib.measuring.acceptance`` turns it into rates.
@@ -34,7 +34,7 @@ _NO_REPORT = (".md", ".rst", ".html", ".png", ".jpg", ".svg", ".pdf", ".py", ".s
 
 @dataclass(frozen=True)
 class RequestReport:
-    """One request (or one log window, one rank, one counter) of a report; ``None`` where it does not say."""
+    """One request (or one log window, one rank, one counter) of a report; ``None`` where it is not given."""
 
     histogram: tuple[int, ...] | None = None  #: [j] = verify steps with j accepted drafts
     verify_steps: int | None = None
@@ -91,7 +91,7 @@ class EngineReport:
     source: str
     form: str
     requests: tuple[RequestReport, ...] = field(repr=False)
-    flags: Mapping[str, Any] = field(default_factory=dict)  #: of the server, where this file or one beside it says
+    flags: Mapping[str, Any] = field(default_factory=dict)  #: of the server, where this file or one beside it has them
     setting: Setting = Setting()  #: that it was served under, as far as it is known; see ``engine.speculation``
     unreadable: str = ""  #: why nothing was read from a file among others that are reports
 
@@ -101,7 +101,7 @@ class EngineReport:
 
     @property
     def measured(self) -> tuple[RequestReport, ...]:
-        """The requests that hold the report's form; the others say less or nothing."""
+        """The requests that have the report's form; the others have less or nothing."""
         if self.form == "window":
             return tuple(request for request in self.requests if request.form != "unmeasured")
         return tuple(request for request in self.requests if request.form == self.form)

@@ -1,4 +1,4 @@
-"""One field of a mapping that somebody else wrote: under any of its names, of the right type, in range."""
+"""Checked fields of a foreign mapping: found under any of their names, of the right type, in range."""
 
 from __future__ import annotations
 
@@ -46,12 +46,14 @@ def number(
     return None
 
 
-def numbers(record: Mapping[str, Any], name: str, where: object, whole: bool = False) -> tuple[Any, ...]:
+def numbers(
+    record: Mapping[str, Any], name: str, where: object, whole: bool = False, most: float = MOST
+) -> tuple[Any, ...]:
     """The list of numbers in a field, each as :func:`number` reads it."""
-    values, expected = record.get(name), "a list of whole numbers" if whole else "a list of numbers"
+    values, expected = record.get(name), f"a list of {'whole ' if whole else ''}numbers of at most {most:g}"
     if not isinstance(values, list) or None in values:
         raise InputError(f"{where} {name}", repr(values)[:80], expected)
-    return tuple(number({name: value}, name, where, expected, whole=whole) for value in values)
+    return tuple(number({name: value}, name, where, expected, lambda v: v <= most, whole) for value in values)
 
 
 def mapping(record: Mapping[str, Any], name: str, where: object) -> Mapping[str, Any]:

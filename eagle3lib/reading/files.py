@@ -91,7 +91,7 @@ def parse_object(text: str, where: object, duplicates: list[str] | None = None) 
     """One JSON object; NaN, infinities and nesting deeper than 64 are refused.
 
     Keys given twice are refused too, unless a list ``duplicates`` collects those whose values differ: then
-    the last one stands, as in Python's ``json`` and so in transformers and SGLang.
+    the last one counts, as in Python's ``json`` and so in transformers and SGLang.
     """
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -128,20 +128,25 @@ def load_json(text: str, where: object) -> tuple[Any, str]:
         InputError: JSON nested deeper than 64.
     """
     try:
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            data, broken = [], str(error)
-            for number, line in enumerate(text.split("\n"), 1):
-                try:
-                    data += [json.loads(line)] if line.strip() else []
-                except ValueError:
-                    return None, f"broken JSON in line {number}" if data else f"broken JSON ({broken})"
-            data = data or None
+        data, broken = _document_or_lines(text)
     except RecursionError:
         raise InputError(where, *_TOO_DEEP) from None
     _check_depth(data, where)
-    return data, ""
+    return data, broken
+
+
+def _document_or_lines(text: str) -> tuple[Any, str]:
+    try:
+        return json.loads(text), ""
+    except ValueError as error:
+        broken = f"broken JSON ({error})"
+    found: list[Any] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            found += [json.loads(line)] if line.strip() else []
+        except ValueError:
+            return None, f"broken JSON in line {number}" if found else broken
+    return found or None, ""
 
 
 def _check_depth(data: Any, where: object) -> None:

@@ -139,7 +139,7 @@ class Launch:
     def render(self, changes: Mapping[str, Any]) -> str:
         """The line with some flags changed: ``{"--flag": value}``; None removes one, True is a switch.
 
-        Everything else stands as it was, quoted anew where it must be.
+        Everything else stays as it was, quoted again where needed.
         """
         new: dict[str, Part | None] = {}
         for flag, value in changes.items():
@@ -151,7 +151,7 @@ class Launch:
         out: list[Part] = []
         for part in self.parts:
             if not part.name and any(p.spelled for p in out) and _OPERATOR.fullmatch(part.values[0]):
-                out, added = out + added, []  # new flags stand before what the shell ends the command with
+                out, added = out + added, []  # new flags go before the shell operator that ends the command
             if not part.spelled or part.name not in new:
                 out.append(part)
             elif change := new[part.name]:
@@ -177,7 +177,7 @@ def _server_info(data: Mapping[str, Any]) -> Launch:
     flags = {k: v for k, v in data.items() if v is not None and k not in ("internal_states", "env")}
     if isinstance(flags.get("server_args"), dict):
         flags |= {k: v for k, v in flags.pop("server_args").items() if v is not None}
-    note = "a /server_info shows values after the server's own changes: what was asked cannot be told"
+    note = "a /server_info shows values after the server's own changes: what was requested is not known"
     return Launch(MappingProxyType({}), MappingProxyType(flags), "server_info", "sglang", (note,))
 
 
@@ -191,8 +191,8 @@ def _line(text: str) -> Launch:
     env = {p.name: p.values[0] for p in parts if p.name and not p.spelled}
     flags = {p.name: p.values[0] if len(p.values) == 1 else list(p.values) or True for p in parts if p.spelled}
     words = [p.values[0] for p in parts if not p.name]
-    named = [name for name in ("vllm", "sglang") if any(re.search(rf"(^|[/.]){name}($|[./])", w) for w in words)]
-    program = named[0] if named else ""
+    names = (name for name in ("vllm", "sglang") if any(re.search(rf"(^|[/.]){name}($|[./])", word) for word in words))
+    program = next(names, "")
     if not (flags or env or program):
         raise InputError("launch", f"{text.strip()!r}"[:80], "a server's command line, or its flags (--name value)")
     notes = []

@@ -142,7 +142,7 @@ def _count(record: Mapping[str, Any], name: str, where: str, absent: int | None 
 
 
 def _numbered(points: list[Point]) -> list[Point]:
-    """Points that do not say which repeat they are, counted within their setting and load."""
+    """Points without a repeat number, numbered within their setting and load."""
     if len({(point.setting, point.concurrency, point.repeat) for point in points}) == len(points):
         return points
     groups: defaultdict[tuple[Setting, int], count[int]] = defaultdict(count)

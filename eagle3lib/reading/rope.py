@@ -18,8 +18,8 @@ DEFAULT_THETA = 10000.0
 class Rope:
     """``theta`` and ``scaling`` as they take effect (``scaling`` None: plain rotary).
 
-    ``spelling`` says where they stand: ``rope_parameters`` (transformers 5), ``legacy``
-    (``rope_theta``/``rope_scaling``), ``both``, or ``absent``. Where both stand, ``rope_parameters`` wins
+    ``spelling`` is where they were found: ``rope_parameters`` (transformers 5), ``legacy``
+    (``rope_theta``/``rope_scaling``), ``both``, or ``absent``. Where both are given, ``rope_parameters`` wins
     in SGLang 0.5.23 and ``legacy_theta`` is what an older reader takes.
     """
 

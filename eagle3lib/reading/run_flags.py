@@ -1,7 +1,7 @@
-"""Under which flags a run was served, where its report or a file beside it says so.
+"""The flags a run was served under, from its report or a file beside it.
 
 A server's log prints its resolved flags once, as a mapping (SGLang 0.5.23, ``entrypoints/engine.py``) or as
-``ServerArgs(...)`` (0.5.9). A saved ``/server_info`` or a launch line may stand beside a report under its name:
+``ServerArgs(...)`` (0.5.9). A saved ``/server_info`` or a launch line may lie beside a report under its name:
 ``tp4.jsonl`` with ``tp4.server_info.json`` or ``tp4.launch.txt``.
 """
 
@@ -21,9 +21,14 @@ _IN_LOG = re.compile(r"server_args=((?:ServerArgs\(|\{).*[)}])")
 
 
 def run_flags(text: str) -> dict[str, Any]:
-    """The flags that a ``/server_info``, a server's log or a launch line names; empty where it names none."""
+    """The flags that a ``/server_info`` or a server's log names; empty where it names none."""
     if text.lstrip().startswith("{") and ("internal_states" in text or "server_args" in text):
-        return _plain(_server_info(text))
+        try:
+            flags = Launch.parse(text).flags
+            # the server's own command line, where it is there: resolved flags also show what follows from it
+            return _plain(Launch.parse(str(flags.get("launch_command") or "")).flags or flags)
+        except InputError:  # a report whose text merely holds such a word
+            return {}
     found = _IN_LOG.search(text)
     return _plain(_from_log(found[1])) if found else {}
 
@@ -62,23 +67,15 @@ _CHANGES = re.compile(
 )
 
 
-def _server_info(text: str) -> Mapping[str, Any]:
-    """What was asked, where the server tells it: resolved flags also show what follows from them."""
-    try:
-        flags = Launch.parse(text).flags
-        return Launch.parse(str(flags.get("launch_command") or "")).flags or flags
-    except InputError:  # a report whose text merely holds such a word
-        return {}
-
-
 def _from_log(expression: str) -> dict[str, Any]:
     try:
         node = ast.parse(expression, mode="eval").body
     except (SyntaxError, ValueError, RecursionError):
         return {}
+    pairs = []
     if isinstance(node, ast.Call):
         pairs = [(keyword.arg, keyword.value) for keyword in node.keywords]
-    else:
+    elif isinstance(node, ast.Dict):
         pairs = [(k.value, v) for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)]
     return {str(name): value.value for name, value in pairs if isinstance(value, ast.Constant)}
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Setting(NamedTuple):
-    """SGLang's ``--speculative-num-steps``, ``-eagle-topk`` and ``-num-draft-tokens``; ``None`` where nobody says.
+    """SGLang's ``--speculative-num-steps``, ``-eagle-topk`` and ``-num-draft-tokens``; ``None`` where not given.
 
     ``num_draft_tokens`` counts the root of the tree, the last token that is already known.
     """

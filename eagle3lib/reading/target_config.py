@@ -80,12 +80,11 @@ class TargetConfig:
         text = {**raw, **{k: v for k, v in nested.items() if v is not None}}
 
         def positive(*names: str) -> int:
-            for name in names:
-                value = text.get(name)
-                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                    return value
-            cure = "give the target's own config.json"
-            raise InputError(f"{where}: {names[0]}", text.get(names[0]), "a positive integer", cure)
+            fits = [value for name in names if type(value := text.get(name)) is int and value > 0]
+            if not fits:
+                cure = "give the target's own config.json"
+                raise InputError(f"{where}: {names[0]}", text.get(names[0]), "a positive integer", cure)
+            return fits[0]
 
         architecture = first_name(raw.get("architectures") or nested.get("architectures"))
         family = FAMILIES.get(architecture, "unknown")

@@ -1,4 +1,4 @@
-"""What trainers say their drafts get right, under each trainer's own definition.
+"""The accuracy that trainers report for a draft, under each trainer's own definition.
 
 Depths count from 1 here; trainers' names count from 0.
 """
@@ -54,9 +54,7 @@ METRICS: Mapping[tuple[str, str], Metric] = {
     ("modelopt", "train_acc"): _in_draft_vocab("accuracy", "right at depth d with true tokens fed / all positions"),
     ("modelopt", "estimated_training_ar"): _in_draft_vocab("accept_length", "1 + a1 + a1 a2 + ...", bonus=True),
 }
-UNKNOWN = Metric(
-    "ambiguous", "not known: whether it is per position, cumulative or with the bonus token cannot be told"
-)
+UNKNOWN = Metric("ambiguous", "not known: whether it is per position, cumulative or with the bonus token")
 SAME_METRIC = {"per_position_acc": "acc", "avg_acc": "acc", "epochacc": "acc", "parallel": "train_acc"}
 _SAMPLES = ("training_samples", "train_samples", "num_samples")
 SAME_TRAINER = {"angelslim": "eagle", "model-optimizer": "modelopt"}
@@ -84,7 +82,7 @@ class TrainingReport(Metric):
 
     @property
     def conditional(self) -> tuple[float | None, ...] | None:
-        """Right at depth d, given right at all earlier ones; ``None`` where the metric does not tell."""
+        """Right at depth d, given right at all earlier ones; ``None`` where the metric does not determine it."""
         match self.meaning:
             case "accuracy":
                 return (self.values[0], *[None] * (len(self.values) - 1))
@@ -103,7 +101,7 @@ class TrainingReport(Metric):
         return self.values if self.meaning == "cumulative" else self.conditional
 
     def accept_length(self, num_steps: int | None = None) -> float | None:
-        """Bonus token included, of ``num_steps`` draft tokens; ``None`` where the metric does not tell."""
+        """Bonus token included, of ``num_steps`` draft tokens; ``None`` where the metric does not determine it."""
         if self.meaning == "accept_length":
             return self.values[0] + (0.0 if self.bonus else 1.0)
         if self.meaning == "accuracy" or self.marginal is None or (num_steps or 0) > len(self.values):
@@ -124,7 +122,7 @@ def read_training_report(source: str | Path) -> list[TrainingReport]:
 
 
 def _text(source: str | Path) -> str:
-    """JSON and a bare number stand for themselves; anything else is a file."""
+    """JSON or a bare number is the report itself; anything else is a path."""
     if str(source).lstrip()[:1] in ("{", "[") or is_number(_loads(str(source))):
         return str(source)
     path = Path(source)
@@ -153,7 +151,7 @@ def parse_training_report(text: str, source: str) -> list[TrainingReport]:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointMetrics:
     """One of several checkpoints of a training: its acceptance under whatever metric was logged, and its loss."""
 
     epoch: float
@@ -161,29 +159,24 @@ class Checkpoint:
     loss: float | None
 
 
-#: Accept lengths first: they say what serving gains.
-_ACCEPTANCE = (
-    "accept_length",
-    "acceptance_length",
-    "simulated_acc_len",
-    "estimated_training_ar",
-    "cond_acc_0",
-    "acc_0",
-)
+#: Accept lengths first: they are closest to the gain in serving.
+_ACCEPTANCE = ("accept_length", "acceptance_length", "simulated_acc_len", "estimated_training_ar", "cond_acc_0",
+               "acc_0")  # fmt: skip
 _LOSS = ("avg_loss", "loss")
 
 
-def checkpoints(source: str | Path) -> list[Checkpoint]:
+def checkpoints(source: str | Path) -> list[CheckpointMetrics]:
     """The records of a training report that name an epoch, in order; empty where it is not one record an epoch."""
-    found: dict[float, Checkpoint] = {}
+    found: dict[float, CheckpointMetrics] = {}
     for record in _records(_text(source)):
         plain = {key.rsplit("/", 1)[-1]: value for key, value in _flat(record) if is_number(value)}
         epoch = plain.get("epoch")
         acceptance, loss = (next((plain[key] for key in keys if key in plain), None) for keys in (_ACCEPTANCE, _LOSS))
+        if epoch is None or acceptance is None:
+            continue
         if epoch in found:
             return []  # logged by the step: too noisy for a peak to mean anything
-        if epoch is not None and acceptance is not None:
-            found[epoch] = Checkpoint(epoch, acceptance, loss)
+        found[epoch] = CheckpointMetrics(epoch, acceptance, loss)
     return [found[epoch] for epoch in sorted(found)]
 
 

@@ -1,4 +1,4 @@
-"""What the trainer of a draft's dialect did, as far as config and weights tell.
+"""The wiring that a draft was trained with, as far as config and weights show it.
 
 Sources: sgl-project/SpecForge algorithms/model_providers.py ``resolve_eagle_capture_layers``;
 vllm-project/speculators models/utils.py ``resolve_target_layer_ids``, models/eagle3/config.py;
@@ -23,8 +23,8 @@ Boundaries = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Trained:
-    """``boundaries`` in the order of ``fc``'s slots, None where they cannot be told; then ``candidates``
-    are the readings that fit, and ``reason`` says why. ``switches`` hold what is known apart from them;
+    """``boundaries`` in the order of ``fc``'s inputs, None where they are not certain; then ``candidates``
+    are the readings that fit, and ``reason`` why. ``switches`` hold what is known apart from them;
     ``wiring`` is both together, None without boundaries."""
 
     boundaries: Boundaries | None
@@ -98,7 +98,7 @@ def _readings(draft: DraftConfig, ids: Boundaries, target: TargetConfig) -> tupl
         return (tuple(i + 1 for i in ids),), "AngelSlim: id k is hidden_states[k + 1], in config order"
     if who == "speculators" and draft.aux_place == ENGINE_PLACE and ids != default:
         # written into eagle_config by hand: as boundaries, or converted to SGLang's numbering
-        why = "speculators ids are boundaries, but these stand where SGLang's id + 1 is read"
+        why = "speculators ids are boundaries, but these are in the field from which SGLang reads id + 1"
         return (plus,) if plus == default else (plus, same), why
     if who in ("speculators", "vllm"):
         return (same,), f"{who} ids are boundaries (k form), gathered ascending"
