@@ -108,7 +108,7 @@ def test_every_source_becomes_the_one_arithmetic(name):
     assert report.form == form
     assert found.accept_length.value == pytest.approx(length)
     assert found.histogram == histogram
-    assert report_findings(replace(report, setting=(3, 1, 4))) == []
+    assert not list(report_findings(replace(report, setting=(3, 1, 4))))
 
 
 UNMEASURED = [
@@ -144,7 +144,7 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize("text", IMPOSSIBLE)
 def test_a_value_that_no_run_can_give_is_an_error(text):
-    findings = report_findings(replace(parse_engine_report(text, "x"), setting=(3, 4, 8)))
+    findings = list(report_findings(replace(parse_engine_report(text, "x"), setting=(3, 4, 8))))
     assert ("metric.impossible", "error") in [(finding.kind, finding.severity) for finding in findings]
 
 
@@ -157,7 +157,7 @@ def test_the_old_rate_with_the_bonus_token_in_is_named():
 
 def test_a_root_counted_as_a_draft_is_named():
     text = json.dumps(NEW | {"spec_num_proposed_drafts": 40})
-    findings = report_findings(replace(parse_engine_report(text, "x"), setting=(None, None, 4)))
+    findings = list(report_findings(replace(parse_engine_report(text, "x"), setting=(None, None, 4))))
     assert [finding.kind for finding in findings] == ["metric.definition"]
 
 
@@ -199,7 +199,7 @@ def test_any_json_is_a_report_or_one_clear_error(content):
         report = replace(parse_engine_report(json.dumps(content), "x"), setting=(3, 1, 4))
     except InputError:
         return
-    report_findings(report)
+    list(report_findings(report))
     if report.form != "unmeasured":
         json.dumps(asdict(from_report(report)), allow_nan=False)
 
@@ -329,7 +329,7 @@ def test_any_json_is_a_training_report_or_one_clear_error(content):
     for given_text in (text, text[:-1], text.replace("alpha", "full_acc_0")):
         try:
             for report in parse_training_report(given_text, "x"):
-                training_findings(report)
+                list(training_findings(report))
                 from_training(report, num_steps=3)
         except InputError:
             continue

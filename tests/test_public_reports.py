@@ -54,7 +54,7 @@ def test_what_an_engine_says(name: str) -> None:
     report = replace(parse_engine_report(text, "x"), setting=(num_steps, None, tokens))
     found = from_report(report)
     assert (found.accept_length.value if found.accept_length else None) == pytest.approx(length)
-    findings = rules.report_findings(report)
+    findings = list(rules.report_findings(report))
     findings += rules.floor_findings(found)
     assert {finding.kind for finding in findings} == kinds
     assert words in said(findings)
@@ -130,7 +130,7 @@ def test_acceptance_peaks_before_the_loss_ends() -> None:
     [finding] = rules.checkpoint_findings(checkpoints(text))
     assert finding.kind == "quality.overtrained" and "by acceptance" in finding.remedy
     rising = json.dumps([{"epoch": i, "accept_length": 3 + i / 10, "loss": 3 - i / 2} for i in range(5)])
-    assert rules.checkpoint_findings(checkpoints(rising)) == []
+    assert not list(rules.checkpoint_findings(checkpoints(rising)))
 
 
 def test_training_accuracy_is_no_accept_length() -> None:

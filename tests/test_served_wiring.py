@@ -63,7 +63,7 @@ def request(steps: Sequence[int], ordered: bool, num_steps: int = 3) -> RequestR
 
 
 def kinds(found: ServedWiring, layers: int = BOUNDARIES - 1) -> list[tuple[str, str]]:
-    findings = served_findings(found, layers=layers)
+    findings = list(served_findings(found, layers=layers))
     assert not any(finding.edits for finding in findings), "the config inspected asks for the right thing already"
     return [(finding.kind, finding.severity) for finding in findings]
 

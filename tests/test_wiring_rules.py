@@ -70,14 +70,14 @@ def test_as_trained_is_silent(tmp_path: Path) -> None:
     inspection = kimi(tmp_path, [0, 3, 31])
     wiring, words = measured_wiring(inspection, [sample_states((0, 3, 31), (0, 3, 31))])
     assert (wiring.boundaries, words) == ((0, 3, 31), "as configured")
-    assert sample_findings(inspection, wiring, GOOD) == []
+    assert not list(sample_findings(inspection, wiring, GOOD))
 
 
 def test_files_that_do_not_name_their_boundaries_settle_nothing(tmp_path: Path) -> None:
     inspection = kimi(tmp_path, [3, 31, 59])
     unnamed = [sample_states(None, (3, 31, 59))]
     wiring, words = measured_wiring(inspection, unnamed)
-    assert "do not name" in words and sample_findings(inspection, wiring, GOOD) == []
+    assert "do not name" in words and not list(sample_findings(inspection, wiring, GOOD))
     with pytest.raises(InputError):
         unnamed[0].stack((0, 3, 31))
 
@@ -103,7 +103,7 @@ def test_captured_states_that_are_wrong_count_beside_all_else(
     tmp_path: Path, first: Rate | None, traffic: bool, answer: str
 ) -> None:
     """The samples' own boundaries showed it; a draft that is poor besides, there or on traffic, is both."""
-    found = sample_findings(kimi(tmp_path, [3, 31, 59]), Wiring((0, 3, 31)), GOOD)
+    found = list(sample_findings(kimi(tmp_path, [3, 31, 59]), Wiring((0, 3, 31)), GOOD))
     if traffic:
         found.append(Finding("quality.domain", "warning", "traffic", "", "", ""))
     own = Candidate("as configured", Wiring((0, 3, 31)), first or GOOD, rate([160] * 3, [80] * 3), 0.0, (0.0, 0.0))
@@ -155,7 +155,7 @@ def test_every_edit_of_a_remedy_reaches_the_engine(tmp_path: Path, fields: dict,
     wanted = configured.replace(**changes)
     here, there = (Candidate("", each, GOOD, rate([20], [10]), 0, None) for each in (configured, wanted))
     best = Candidate("other", wanted, GOOD, there.accept_length, 1.0, (0.9, 1.1), shown=True)
-    findings = search_findings(Search((best, here), configured, (), 1, 1.0), before)
+    findings = list(search_findings(Search((best, here), configured, (), 1, 1.0), before))
     pair.draft = apply_edits(pair.draft, [edit for finding in findings for edit in finding.edits])
     assert inspect(*pair.write(tmp_path), pair.launch, pair.engine).served.wiring == wanted
 
@@ -170,7 +170,7 @@ def test_half_of_good_on_the_samples_own_states_is_sure_enough(tmp_path: Path) -
 
 
 def test_one_request_is_no_ground_for_a_warning() -> None:
-    assert accuracy_findings(rate([12], [40])) == [] != accuracy_findings(rate([12, 12, 12], [40, 40, 40]))
+    assert not list(accuracy_findings(rate([12], [40]))) and list(accuracy_findings(rate([12, 12, 12], [40, 40, 40])))
     (found,) = coverage_findings(rate([80], [100]))
     assert found.severity == "note"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from eagle3lib.findings.catalogue import make_finding
-from eagle3lib.findings.finding import Finding, as_list, interval
+from eagle3lib.findings.finding import Finding, interval
 from eagle3lib.findings.gap import SMALL_GAP, at_floor
 from eagle3lib.findings.offline import Breakdown
 from eagle3lib.measuring.acceptance import Acceptance, from_report, from_training
@@ -89,7 +89,6 @@ def all_accounts(
     return Accounts(sources, tuple(usable), tuple(served), tuple(findings()))
 
 
-@as_list
 def report_findings(report: EngineReport, others: bool = False) -> Iterator[Finding]:
     """``metric.*`` of one engine's account of itself. ``others``: beside it a report that measured something."""
     source, (num_steps, _, num_draft_tokens) = report.source, report.setting
@@ -109,7 +108,6 @@ def report_findings(report: EngineReport, others: bool = False) -> Iterator[Find
         yield make_finding("metric.unmeasured", source, report.unreadable or evidence, severity=severity)
 
 
-@as_list
 def training_findings(report: TrainingReport) -> Iterator[Finding]:
     """``metric.*`` of a trainer's numbers; ``quality.undertrained`` as a note where it names few conversations."""
     subject, definition = f"{report.source} {report.metric}", report.definition
@@ -126,7 +124,6 @@ def training_findings(report: TrainingReport) -> Iterator[Finding]:
         yield make_finding("metric.definition", subject, definition, case="optimistic")
 
 
-@as_list
 def checkpoint_findings(found: Sequence[CheckpointMetrics]) -> Iterator[Finding]:
     """``quality.overtrained``: acceptance peaked before the last checkpoint and fell since, while the loss fell on."""
     if len(found) < 3:
@@ -143,7 +140,6 @@ def checkpoint_findings(found: Sequence[CheckpointMetrics]) -> Iterator[Finding]
         yield make_finding("quality.overtrained", "the checkpoint", evidence)
 
 
-@as_list
 def floor_findings(served: Acceptance, num_steps: int | None = None) -> Iterator[Finding]:
     """``acceptance.floor``: the drafts might as well not be there.
 
@@ -157,7 +153,6 @@ def floor_findings(served: Acceptance, num_steps: int | None = None) -> Iterator
         yield make_finding("acceptance.floor", served.source, evidence)
 
 
-@as_list
 def stated_findings(served: Sequence[Acceptance]) -> Iterator[Finding]:
     """``metric.definition``: a mean without counts that is one lower than what another engine source counts."""
     lengths = [(source, source.accept_length.value or 0.0) for source in served if source.accept_length]
@@ -170,7 +165,6 @@ def stated_findings(served: Sequence[Acceptance]) -> Iterator[Finding]:
                 yield make_finding("metric.definition", subject, evidence, case="bonus left out")
 
 
-@as_list
 def sampling_findings(temperature: float) -> Iterator[Finding]:
     """``sampling.temperature``: served requests were sampled, the reference is greedy."""
     if temperature > 0:
@@ -186,7 +180,6 @@ def requested_tokens(report: EngineReport, launch: str, num_draft_tokens: int) -
     return num_draft_tokens or Launch.parse(launch).integer("speculative_num_draft_tokens")
 
 
-@as_list
 def ceiling_findings(served: Acceptance, setting: Setting, wanted: int | None) -> Iterator[Finding]:
     """``flags.steps_tokens``: verify steps accept fewer drafts than the requested draft tokens allow."""
     histogram, (num_steps, topk, _) = served.histogram or (), setting
@@ -204,7 +197,6 @@ def ceiling_findings(served: Acceptance, setting: Setting, wanted: int | None) -
         yield make_finding("flags.steps_tokens", subject, evidence, case="measured")
 
 
-@as_list
 def mode_findings(reports: Sequence[EngineReport]) -> Iterator[Finding]:
     """``engine.mode``: two runs of the same prompts, whose flags are known and differ by one, accept differently.
 
@@ -251,7 +243,6 @@ def _counts(report: EngineReport) -> tuple[list[float], list[float]]:
     return [given for given, _ in pairs], [count for _, count in pairs]
 
 
-@as_list
 def cost_findings(summaries: Sequence[Summary], *, on_cpu: bool) -> Iterator[Finding]:
     """``cost.not_worth_it`` for every load at which no setting is shown to pay and one accepted well is
     shown to lose.

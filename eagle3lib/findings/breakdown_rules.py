@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from eagle3lib.findings.catalogue import make_finding
-from eagle3lib.findings.finding import Finding, as_list, interval
+from eagle3lib.findings.finding import Finding, interval
 from eagle3lib.findings.inspection import Inspection
 from eagle3lib.measuring.rates import is_significant, paired_difference
 from eagle3lib.measuring.steps import per_request
@@ -46,7 +46,6 @@ def limits(inspection: Inspection) -> list[Limit]:
     return found
 
 
-@as_list
 def dependence_findings(
     offline: pd.DataFrame, served: Mapping[str, pd.DataFrame], reports: Sequence[EngineReport], known: Sequence[Limit]
 ) -> Iterator[Finding]:
@@ -101,7 +100,6 @@ def _fall(column: str, here: pd.DataFrame, rest: pd.DataFrame, comparisons: int 
     return _Fall(*shares, steps, f"a difference of {found.value:+.2f}{interval(found.ci, '+.2f')}")
 
 
-@as_list
 def length_findings(source: str, near: pd.DataFrame, far: pd.DataFrame, limit: Limit) -> Iterator[Finding]:
     """``context.length`` or ``attention.window``: a length hit, acceptance falls beyond ``limit``.
 
@@ -116,7 +114,6 @@ def length_findings(source: str, near: pd.DataFrame, far: pd.DataFrame, limit: L
         yield make_finding(limit.kind, source, what, case="measured")
 
 
-@as_list
 def category_findings(source: str, steps: pd.DataFrame) -> Iterator[Finding]:
     """``quality.domain``: a kind of request whose steps seldom accept a first draft while the others' do."""
     labels = sorted(filter(None, steps["category"].unique()))

@@ -9,7 +9,7 @@ from torch import arange
 from eagle3lib.errors import InputError
 from eagle3lib.findings.catalogue import make_finding
 from eagle3lib.findings.edits import set_ids
-from eagle3lib.findings.finding import Finding, as_list
+from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.inspection import Inspection
 from eagle3lib.findings.rules_layers import layer_difference
 from eagle3lib.maths.target import Target
@@ -39,10 +39,10 @@ def replayed(
         return [], str(error)
 
 
-@as_list
 def stage_findings(stages: Sequence[StageDiff]) -> Iterator[Finding]:
     """``capture.diverged``: from the same inputs the engine computes other numbers, first at this stage."""
-    for first in [stage for stage in stages if not stage.ok][:1]:
+    first = next((stage for stage in stages if not stage.ok), None)
+    if first is not None:
         evidence = (
             f"On the engine's own inputs its {first.stage} differs from what these weights give: relative error "
             f"{first.relative:.3g}, rounding allows {first.tolerance:.0e}; all stages before it agree."
@@ -50,7 +50,6 @@ def stage_findings(stages: Sequence[StageDiff]) -> Iterator[Finding]:
         yield make_finding("capture.diverged", first.stage, evidence)
 
 
-@as_list
 def stream_findings(
     matches: Sequence[StreamMatch], expected: Sequence[Boundary] | None, inspection: Inspection
 ) -> Iterator[Finding]:
@@ -89,17 +88,14 @@ def _line(match: StreamMatch, want: Boundary) -> str:
     )
 
 
-@as_list
-def capture_findings(captures: Sequence[Capture], hidden: int) -> Iterator[Finding]:
+def capture_findings(captures: Sequence[Capture], hidden: int) -> list[Finding]:
     """Whether captures can be trusted: rows, layout, values, ranks, and the pairing of tokens and states.
 
     Args:
         hidden: the target's hidden size.
     """
-    for capture in captures:
-        yield from _file_findings(capture, hidden)
-    yield from _rank_findings(captures)
-    yield from _pairing_findings(captures)
+    files = [finding for capture in captures for finding in _file_findings(capture, hidden)]
+    return [*files, *_rank_findings(captures), *_pairing_findings(captures)]
 
 
 def _file_findings(capture: Capture, hidden: int) -> Iterator[Finding]:

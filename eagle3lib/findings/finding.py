@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, Literal, ParamSpec
-
-Given = ParamSpec("Given")
+from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -40,16 +37,6 @@ class Finding:
     consequence: str
     remedy: str
     edits: tuple[Edit, ...] = field(default=())
-
-
-def as_list(rule: Callable[Given, Iterator[Finding]]) -> Callable[Given, list[Finding]]:
-    """A rule that yields its findings, as a function that returns them in a list."""
-
-    @wraps(rule)
-    def listed(*args: Given.args, **kwargs: Given.kwargs) -> list[Finding]:
-        return list(rule(*args, **kwargs))
-
-    return listed
 
 
 def by_severity(findings: list[Finding]) -> list[Finding]:

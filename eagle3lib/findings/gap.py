@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from eagle3lib.findings.catalogue import entry, kind_of_switch, make_finding
-from eagle3lib.findings.finding import Finding, as_list, interval
+from eagle3lib.findings.finding import Finding, interval
 from eagle3lib.findings.rules_layers import layer_difference
 from eagle3lib.measuring.acceptance import Histogram, accepted_of, reached, steps_of
 from eagle3lib.measuring.rates import Difference, is_significant, paired_difference
@@ -134,7 +134,6 @@ def _shape(length: float, now: pd.DataFrame, before: pd.DataFrame) -> str:
     return "tail hit" if tail else ""
 
 
-@as_list
 def prediction_findings(source: str, predicted: Sequence[Histogram], served: Sequence[Histogram]) -> Iterator[Finding]:
     """Served against predicted accept length on the same requests, in the same order.
 
@@ -150,7 +149,6 @@ def prediction_findings(source: str, predicted: Sequence[Histogram], served: Seq
         yield make_finding("flags.lossy", source, found.numbers, case="measured")
 
 
-@as_list
 def served_findings(found: ServedWiring, *, layers: int) -> Iterator[Finding]:
     """An error for each switch that was surely served otherwise than configured, a note where one is not sure.
 

@@ -6,7 +6,7 @@ not allow is left out, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -261,10 +261,11 @@ def _ceiling(samples: Iterable[Sample], ids: torch.Tensor, num_steps: int) -> Ac
     return from_setting("vocabulary ceiling", definition, histograms, Setting(num_steps))
 
 
-def _undertrained(inspection: Inspection, chains: Evaluation) -> list[Finding]:
+def _undertrained(inspection: Inspection, chains: Evaluation) -> Iterator[Finding]:
     """Only where the files give no reason to doubt the wiring: else what is poor may be the way it is fed."""
     served, trained = inspection.served.wiring, inspection.trained.wiring
     agree = served is not None and trained is not None and served.boundaries == trained.boundaries
     doubted = not agree or any(finding.severity == "error" for finding in inspection.findings)
     measured = any(request.counts.starts for request in chains.requests)  # a reply of more than ``MOST_STEPS`` tokens
-    return accuracy_findings(chains.depths()[0].conditional) if measured and not doubted else []
+    if measured and not doubted:
+        yield from accuracy_findings(chains.depths()[0].conditional)

@@ -31,9 +31,7 @@ def unregistered(i: Inspection) -> Iterator[Finding]:
             cure["edits"].append(Edit("draft config", "model_type", "llama"))
         if i.draft.nested:
             cure["remedy"] += " Move the fields of transformer_layer_config to the top level (corrected_config does)."
-    what = (
-        f"architectures names {name or 'none'}; SGLang {version} serves only {' and '.join(known)} as EAGLE-3 drafts."
-    )
+    what = f"architectures names {name or 'none'}; SGLang {version} serves EAGLE-3 drafts as {' or '.join(known)}."
     yield make_finding("arch.unregistered", "architectures", what, **cure)
 
 

@@ -74,11 +74,10 @@ def shape(i: Inspection) -> Iterator[Finding]:
 
 
 def broken(i: Inspection) -> Iterator[Finding]:
-    for fault in dict.fromkeys(bad.what for bad in i.weights.broken):
-        alike = [bad for bad in i.weights.broken if bad.what == fault]
-        count, seen = sum(bad.count for bad in alike), sum(bad.seen for bad in alike)
-        what = f"{some([bad.name for bad in alike])}: {fault} in {count:,} of {seen:,} values looked at."
-        yield make_finding("weights.nonfinite", alike[0].name, what, case="NaN" if "NaN" in fault else "")
+    for fault, tensors in i.weights.broken.items():
+        names, counts, seen = zip(*tensors, strict=True)
+        what = f"{some(names)}: {fault} in {sum(counts):,} of {sum(seen):,} values looked at."
+        yield make_finding("weights.nonfinite", names[0], what, case="NaN" if "NaN" in fault else "")
     if ones := i.weights.ones:
         what = f"{len(ones)} norms are all ones: {some(ones)}."
         yield make_finding("weights.nonfinite", ones[0], what, case="ones")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,29 +26,19 @@ _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
 @dataclass(frozen=True)
-class Broken:
-    """A tensor with ``count`` bad values of the ``seen`` ones; ``what``: how they are bad."""
-
-    name: str
-    what: str
-    count: int
-    seen: int
-
-
-#: What is wrong with the vocabulary map: the suffix of ``vocab.map``, and the evidence.
-VocabFault = tuple[str, str]
-
-
-@dataclass(frozen=True)
 class WeightFacts:
-    """Facts from values. ``embed_error`` and ``head_error`` are relative differences of the draft's own to what the
-    engine puts in its place, None where it keeps them or they were not compared. ``head_matches`` counts rows of the
-    head: those whose nearest row in the target's head is the mapped one, those that stem from the target's, those
-    probed."""
+    """Facts from values.
 
-    broken: tuple[Broken, ...] = ()
+    ``broken``: by fault, (tensor, bad values, values seen) of each tensor that has it. ``ones``: norms of ones alone.
+    ``vocab``: what is wrong with the vocabulary map, as the suffix of ``vocab.map`` and the evidence. ``embed_error``
+    and ``head_error``: relative differences of the draft's own to what the engine puts in its place, ``None`` where it
+    keeps them or they were not compared. ``head_matches`` counts rows of the head: those whose nearest row in the
+    target's head is the mapped one, those that stem from the target's, those probed.
+    """
+
+    broken: Mapping[str, Sequence[tuple[str, int, int]]] = field(default_factory=dict)
     ones: tuple[str, ...] = ()
-    vocab: tuple[VocabFault, ...] = ()
+    vocab: tuple[tuple[str, str], ...] = ()
     map_length: int | None = None
     head_rows: int | None = None
     embed_error: float | None = None
@@ -76,13 +67,13 @@ def weight_facts(
     if target_weights and d2t is not None and not faults and head and len(head.shape) == 2 and rows == len(d2t):
         matches = _head_matches(checkpoint, head.name, d2t, target_weights)
     length = None if d2t is None else d2t.numel()
-    return WeightFacts(broken, ones, faults, length, rows, embed_error, head_error, matches)
+    return WeightFacts(broken, tuple(ones), faults, length, rows, embed_error, head_error, matches)
 
 
-def _values(draft: DraftConfig, checkpoint: Checkpoint) -> tuple[tuple[Broken, ...], tuple[str, ...]]:
+def _values(draft: DraftConfig, checkpoint: Checkpoint) -> tuple[dict[str, list[tuple[str, int, int]]], list[str]]:
     floats = [t for t in checkpoint.tensors.values() if t.dtype in _FLOATS]
     whole = sum(torch.Size(t.shape).numel() for t in floats) <= WHOLE
-    broken, ones = [], []
+    broken, ones = defaultdict(list), []
     for info in floats:
         if info.name.endswith("embed_tokens.weight") and draft.shares_embedding:
             continue  # the engine puts the target's in its place
@@ -92,13 +83,13 @@ def _values(draft: DraftConfig, checkpoint: Checkpoint) -> tuple[tuple[Broken, .
             continue
         low, high = (float(v) for v in x.aminmax())  # NaN if any value is
         if not (math.isfinite(low) and math.isfinite(high)):
-            broken.append(Broken(info.name, "NaN or infinite", int((~x.isfinite()).sum()), x.numel()))
+            broken["NaN or infinite"].append((info.name, int((~x.isfinite()).sum()), x.numel()))
         elif low == high and x.numel() > 1 and "bias" not in info.name and "scale" not in info.name:
             if low == 1 and x.ndim == 1:
                 ones.append(info.name)
             else:
-                broken.append(Broken(info.name, f"all {low:g}", x.numel(), x.numel()))
-    return tuple(broken), tuple(ones)
+                broken[f"all {low:g}"].append((info.name, x.numel(), x.numel()))
+    return broken, ones
 
 
 def _map(checkpoint: Checkpoint, name: str | None, ending: str) -> Tensor | None:
@@ -108,7 +99,7 @@ def _map(checkpoint: Checkpoint, name: str | None, ending: str) -> Tensor | None
     return checkpoint.tensor(info.name) if info else None
 
 
-def _vocab(draft: DraftConfig, d2t: Tensor | None, t2d: Tensor | None, vocab: int | None) -> Iterator[VocabFault]:
+def _vocab(draft: DraftConfig, d2t: Tensor | None, t2d: Tensor | None, vocab: int | None) -> Iterator[tuple[str, str]]:
     """What is wrong with a draft's vocabulary map: ``target id = draft id + d2t[draft id]``."""
     if d2t is None:
         if draft.reduced:

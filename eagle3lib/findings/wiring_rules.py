@@ -10,7 +10,7 @@ import pandas as pd
 from eagle3lib.findings.breakdown_rules import SMALL_FALL, Limit, category_findings, length_findings, step_sides
 from eagle3lib.findings.catalogue import kind_of_switch, make_finding
 from eagle3lib.findings.edits import place_of, set_config, set_ids
-from eagle3lib.findings.finding import Finding, as_list, interval
+from eagle3lib.findings.finding import Finding, interval
 from eagle3lib.findings.inspection import Inspection
 from eagle3lib.findings.rules_layers import layer_difference
 from eagle3lib.maths.wiring import Wiring
@@ -29,7 +29,6 @@ MAX_MISSED = 0.05
 NEVER = 0.02
 
 
-@as_list
 def search_findings(search: Search, inspection: Inspection, half_learned: bool = False) -> Iterator[Finding]:
     """Wiring and model judged by the search; silent where the configured wiring is as good as any.
 
@@ -112,7 +111,6 @@ def measured_wiring(inspection: Inspection, dataset: Iterable[SampleStates]) -> 
     return switches.replace(boundaries=named), "on the samples' own boundaries; the captured ones are not at hand"
 
 
-@as_list
 def sample_findings(inspection: Inspection, measured: Wiring, first: Rate) -> Iterator[Finding]:
     """The samples hold other states than the engine captures: an error where the draft predicts well on them.
 
@@ -160,7 +158,6 @@ def worse_on_traffic(found: Sequence[Finding]) -> bool:
     return any(each.subject == "traffic" and each.kind in ("quality.domain", "context.length") for each in found)
 
 
-@as_list
 def map_findings(learned: LearnedMap) -> Iterator[Finding]:
     """``vocab.map``: the head's rows are other tokens than the draft's map gives."""
     if learned.shown:
@@ -172,12 +169,12 @@ def map_findings(learned: LearnedMap) -> Iterator[Finding]:
         yield make_finding("vocab.map", "d2t and lm_head.weight", what, case="learned")
 
 
-def accuracy_findings(first: Rate) -> list[Finding]:
+def accuracy_findings(first: Rate) -> Iterator[Finding]:
     """``quality.undertrained`` from the first position alone, where no wiring was searched; one request is too few."""
-    return [_poor(first, "As configured")] if first.ci and first.ci[1] < GOOD_FIRST else []
+    if first.ci and first.ci[1] < GOOD_FIRST:
+        yield _poor(first, "As configured")
 
 
-@as_list
 def coverage_findings(coverage: Rate) -> Iterator[Finding]:
     """``vocab.coverage``: a warning where more than 5 % are missed beyond the interval, else a note."""
     if coverage.value is not None and coverage.value < 1:
@@ -187,7 +184,7 @@ def coverage_findings(coverage: Rate) -> Iterator[Finding]:
         yield make_finding("vocab.coverage", "the draft vocabulary", what, severity="warning" if surely else "note")
 
 
-def kind_findings(evaluation: Evaluation, num_steps: int) -> list[Finding]:
+def kind_findings(evaluation: Evaluation, num_steps: int) -> Iterator[Finding]:
     """``quality.domain``: a category of the samples that is predicted poorly while the others are not."""
     return category_findings("samples", evaluated_steps(evaluation, num_steps))
 
@@ -197,7 +194,6 @@ def evaluated_steps(evaluation: Evaluation, num_steps: int) -> pd.DataFrame:
     return predicted_steps(zip(evaluation.steps(num_steps), evaluation.requests, strict=True), num_steps)
 
 
-@as_list
 def traffic_findings(
     own: Evaluation, samples: Survey, served: Evaluation, traffic: Survey, num_steps: int
 ) -> Iterator[Finding]:
@@ -210,9 +206,8 @@ def traffic_findings(
     if first.value is None or first.value < GOOD_FIRST or here.value is None or usual.value is None:
         return
     near, far = step_sides(evaluated_steps(served, num_steps), samples.longest)
-    longer = length_findings(
-        "traffic", near, far, Limit(samples.longest, "context.length", "the longest of the samples")
-    )
+    limit = Limit(samples.longest, "context.length", "the longest of the samples")
+    longer = list(length_findings("traffic", near, far, limit))
     yield from longer
     within = rate(near["tokens"], near["steps"])
     compared = within if longer and within.value is not None else here
@@ -229,7 +224,6 @@ def traffic_findings(
     yield make_finding("context.length" if beyond else "quality.domain", "traffic", what, case="traffic")
 
 
-@as_list
 def teacher_findings(last: LastState, first: Rate) -> Iterator[Finding]:
     """``target.mismatch``: a trainer that reads the files as their layout states learns from another state.
 
