@@ -241,6 +241,7 @@ CASES: list[tuple[str, Change, Change]] = [
         weights(midlayer__self_attn__q_proj__bias=torch.rand(64)),
         both(draft(attention_bias=True), weights(midlayer__self_attn__o_proj__bias=torch.rand(H))),
     ),
+    ("arch.unsupported", draft(hidden_act="gelu"), draft(hidden_act="silu")),
     ("arch.unsupported", weights(mask_hidden=torch.rand(1, 1, 3 * H)), lambda p: None),
     ("arch.unsupported", both(old, lambda p: p.ids(-1, 2, 8)), lambda p: p.ids(-1, 2, 8)),
     ("arch.unsupported", both(KIMI, old, lambda p: p.ids(-1, 2, 30)), both(KIMI, lambda p: p.ids(0, 3, 31))),

@@ -84,4 +84,4 @@ class Inspection:
     @property
     def loading(self) -> Loading:
         """What the engine loads, empty where that is not known."""
-        return self.served.loading or Loading({}, (), (), (), None, None)
+        return self.served.loading or Loading((), (), (), None, None)

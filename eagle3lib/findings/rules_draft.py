@@ -66,6 +66,15 @@ def unsupported(i: Inspection) -> Iterator[Finding]:
         yield make_finding("arch.unsupported", subject, f"The weights were trained with {what}.")
 
 
+def activation(i: Inspection) -> Iterator[Finding]:
+    """Another activation than silu: the engine stops at start, and notebook 02 computes silu."""
+    layer = i.draft.raw.get("transformer_layer_config")
+    found = i.draft.raw.get("hidden_act", layer.get("hidden_act") if isinstance(layer, dict) else None)
+    if found not in (None, "silu"):
+        what = f"hidden_act is {found!r}; SGLang's MLP raises on anything but silu."
+        yield make_finding("arch.unsupported", "hidden_act", what, case="activation")
+
+
 def normed_residual(i: Inspection) -> Iterator[Finding]:
     if i.trained.switches.norm_before_residual:
         place = i.draft.norm_places.get("norm_before_residual", "norm_before_residual")
@@ -231,6 +240,6 @@ def other_target(i: Inspection) -> Iterator[Finding]:
 
 
 RULES = (
-    unregistered, unsupported, normed_residual, unserved_norms, norm_meanings, rope_theta, rope_scaling, window,
-    contradictions, other_target,
+    unregistered, unsupported, activation, normed_residual, unserved_norms, norm_meanings, rope_theta, rope_scaling,
+    window, contradictions, other_target,
 )  # fmt: skip
