@@ -140,6 +140,20 @@ def test_captured_against_trained(states, captured, trained, kinds):
         assert findings[0].edits[0].value == [-1, 2, 5]
 
 
+@pytest.mark.parametrize(
+    ("captured", "kinds"),
+    [((2, 6, 9), []), ((2, 6), ["aux.count"]), ((2,), ["aux.count"]), ((3, 6, 9), ["aux.layers"])],
+)
+def test_captured_against_fc_and_the_engines_rule_where_nobody_knows_what_was_trained(captured, kinds):
+    draw = torch.Generator().manual_seed(1)
+    states = {0: torch.randn(ROWS, HIDDEN, generator=draw)}
+    for block in range(1, 11):
+        states[block] = states[block - 1] + 0.3 * torch.randn(ROWS, HIDDEN, generator=draw)
+    inspection = inspected(30)  # captures boundaries 2, 6 and 9
+    findings = list(stream_findings(match_streams([stack(states, *captured)], [states]), None, inspection))
+    assert [finding.kind for finding in findings] == kinds and not any(finding.edits for finding in findings)
+
+
 def capture(states, **changes):
     own = Capture(
         "r.safetensors",

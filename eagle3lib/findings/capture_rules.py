@@ -11,7 +11,7 @@ from eagle3lib.findings.catalogue import make_finding
 from eagle3lib.findings.edits import set_ids
 from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.inspection import Inspection
-from eagle3lib.findings.rules_layers import layer_difference
+from eagle3lib.findings.rules_layers import fc_states, layer_difference
 from eagle3lib.maths.target import Target
 from eagle3lib.measuring.replay import StageDiff, replay
 from eagle3lib.measuring.streams import SHIFTS, Boundary, StreamMatch, rank_disagreement
@@ -55,7 +55,8 @@ def stream_findings(
 ) -> Iterator[Finding]:
     """Captured streams against the boundaries the draft was trained on.
 
-    ``expected``: in the order of ``fc``'s column blocks; ``None`` where it is not known.
+    ``expected``: in the order of ``fc``'s column blocks. Where it is not known the engine's own rule for this config
+    takes its place, as a warning: what it captures is not what it should.
     """
     for match in matches:
         if match.boundary is None and match.scale != 1.0:
@@ -68,23 +69,30 @@ def stream_findings(
     if shifted:
         rows = [f"stream {m.stream}: row t holds boundary {m.boundary} of position t{m.shift:+d}" for m in shifted]
         yield make_finding("align.shift", "rows of fc's input", "; ".join(rows))
-    if expected is None:
-        return
-    if len(matches) != len(expected):
-        evidence = f"{len(matches)} states were captured, the draft was trained on {len(expected)}: {list(expected)}"
-        yield make_finding("aux.count", "fc's input", evidence, **set_ids(expected, inspection))
-    elif kind := layer_difference([match.boundary for match in matches], expected, inspection.layers):
-        evidence = "; ".join(map(_line, matches, expected))
-        cure = {} if kind == "aux.order" else set_ids(expected, inspection)
-        yield make_finding(kind, "fc's input", evidence, severity="error", **cure)
+    trained = expected is not None
+    known, source = (expected, "trained on") if trained else (inspection.captured_boundaries, "by the engine's rule")
+    taken = fc_states(inspection)
+    needed = len(expected) if trained else taken[0] if taken else len(matches)
+    if matches and len(matches) != needed:
+        there = ", ".join(f"{match.boundary}" for match in matches)
+        evidence = f"{len(matches)} states were captured, fc takes {needed}; captured are the boundaries {there}"
+        yield make_finding("aux.count", "fc's input", evidence, **(set_ids(expected, inspection) if trained else {}))
+    elif (
+        known
+        and len(known) == needed
+        and (kind := layer_difference([match.boundary for match in matches], known, inspection.layers))
+    ):
+        evidence = "; ".join(_line(match, f"{source} {want}") for match, want in zip(matches, known, strict=True))
+        cure = {} if kind == "aux.order" or not trained else set_ids(known, inspection)
+        yield make_finding(kind, "fc's input", evidence, severity="error" if trained else "warning", **cure)
 
 
-def _line(match: StreamMatch, want: Boundary) -> str:
+def _line(match: StreamMatch, want: str) -> str:
     if match.boundary is None:
-        return f"stream {match.stream} is no boundary, trained on {want}"
+        return f"stream {match.stream} is no boundary, {want}"
     return (
         f"stream {match.stream} is boundary {match.boundary} (relative error {match.relative_error:.3f}, cosine "
-        f"{match.cosine:.4f}; runner-up {match.runner_up} at {match.runner_up_cosine:.4f}), trained on {want}"
+        f"{match.cosine:.4f}; runner-up {match.runner_up} at {match.runner_up_cosine:.4f}), {want}"
     )
 
 
