@@ -100,6 +100,23 @@ def test_speculation_is_recommended_only_where_a_speed_up_is_shown(off, on, answ
     assert recommend(summarise(points(OFF, *off) + points(CHAIN, *on))) == {"1": answer}
 
 
+@pytest.mark.parametrize(
+    ("off", "on", "answer", "kept", "note"),
+    [
+        ((100, 101, 99), (0.39, 176.1, 177.4), "chain", 2, "left out"),  # a first start that compiled
+        ((0.5, 100, 101, 99), (150, 151, 149, 152), "chain", 4, ""),  # the baseline's own
+        ((100, 101, 99), (60, 150, 151), "chain", 2, "left out"),
+        ((100, 101, 99), (80, 150, 151), "off", 3, ""),  # no warm-up is that near
+        ((100, 101), (1, 176), "off", 2, "is kept"),
+    ],
+)
+def test_a_warm_up_is_left_out_and_said(off, on, answer, kept, note):
+    baseline, chain = summarise(points(OFF, *off) + points(CHAIN, *on))
+    expected = dict(zip(("num_steps", "topk", "num_draft_tokens"), CHAIN, strict=True)) if answer == "chain" else "off"
+    assert recommend([baseline, chain]) == {"1": expected}
+    assert chain.repeats == kept and note in chain.reason and bool(chain.reason) == bool(note)
+
+
 def test_a_setting_is_judged_as_it_was_served():
     asked = points(OFF, 100, 101) + points((3, 1, 8), 150, 152) + points(CHAIN, 154, 150)
     [_, chain] = summarise(asked)

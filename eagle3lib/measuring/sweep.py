@@ -18,6 +18,8 @@ from eagle3lib.reading.setting import OFF, Setting
 #: With a single measurement each there is no interval: a speed-up must then exceed what runs differ by
 #: anyway.
 UNREPEATED_MARGIN = 1.05
+#: A first repeat below this share of the others' median is warm-up; with fewer repeats than these it stays.
+WARM_UP, REPEATS = 0.5, 3
 #: The sweep's note on a point that the engine served under another setting than the one asked for.
 _SERVED_AS = re.compile(r"served as (\d+)/(\d+)/(\d+)")
 
@@ -104,21 +106,32 @@ def _as_served(point: Point) -> Point:
     return replace(point, num_steps=steps, topk=topk, num_draft_tokens=tokens, reason=note)
 
 
-def _by_repeat(points: Sequence[Point]) -> dict[int, float]:
-    """Speeds by repeat; where two settings were served as the same one, the second's repeats count on."""
+def _by_repeat(points: Sequence[Point]) -> tuple[dict[int, float], str]:
+    """Speeds by repeat without a warm-up, and a note on it.
+
+    Where two settings were served as the same one, the second's repeats count on.
+    """
     speeds: dict[int, float] = {}
     for point in points:
         if point.tokens_per_second:
             repeat = point.repeat if point.repeat not in speeds else max(speeds) + 1
             speeds[repeat] = point.tokens_per_second
-    return speeds
+    first = min(speeds, default=0)
+    others = [speed for repeat, speed in speeds.items() if repeat != first]
+    if not others or speeds[first] >= WARM_UP * np.median(others):
+        return speeds, ""
+    slow = f"the first repeat, {speeds[first]:.4g} tokens/s beside {np.median(others):.4g}, "
+    if len(speeds) < REPEATS:
+        return speeds, f"{slow}looks like a warm-up and is kept: there are fewer than {REPEATS} repeats"
+    del speeds[first]
+    return speeds, f"{slow}is left out as a warm-up"
 
 
 def _summary(group: Sequence[Point], baseline: Sequence[Point]) -> Summary:
-    measured, off = _by_repeat(group), _by_repeat(baseline)
+    (measured, warm_up), (off, _) = _by_repeat(group), _by_repeat(baseline)
     lengths = [point.accept_length for point in group if point.accept_length is not None]
     bad = next((point for point in group if point.status != "ok"), group[0])
-    notes = dict.fromkeys(point.reason for point in group if point.reason)  # a failure, and how it was served
+    notes = dict.fromkeys(note for note in (*(point.reason for point in group), warm_up) if note)  # and failures
     speeds = list(measured.values())
     speedup = float(np.mean(speeds) / np.mean(list(off.values()))) if speeds and off else None
     return Summary(
