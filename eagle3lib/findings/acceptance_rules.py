@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from torch import Tensor
+
 from eagle3lib.findings.catalogue import make_finding
 from eagle3lib.findings.finding import Finding, interval
 from eagle3lib.findings.gap import SMALL_GAP, at_floor
@@ -38,6 +40,8 @@ ACCEPTED_WELL = 1.5
 ONE_APART = 0.05
 #: Greedy runs in other modes round otherwise; smaller differences are left to that.
 SMALL_MODE = 0.05
+#: A reply that ends in so many times the same token, over half of it at least, is stuck; all of so many: the server is.
+REPEATED, LEAST_REPLIES = 16, 2
 #: A run that differs by one of these is another experiment, not another mode: other weights, other numbers in
 #: them, another prompt for the same text, another way to draw.
 NOT_A_MODE = re.compile(
@@ -76,6 +80,7 @@ def all_accounts(
     def findings() -> Iterator[Finding]:
         for report in reports:
             yield from report_findings(report, others=bool(usable))
+            yield from degenerate_findings(report)
         for report in training:
             yield from training_findings(report)
         yield from checkpoint_findings(checkpoints)
@@ -106,6 +111,23 @@ def report_findings(report: EngineReport, others: bool = False) -> Iterator[Find
         stray = bool(report.unreadable) and others
         severity = "warning" if report.form == "unmeasured" and not stray else "note"
         yield make_finding("metric.unmeasured", source, report.unreadable or evidence, severity=severity)
+
+
+def degenerate_findings(report: EngineReport) -> Iterator[Finding]:
+    """``output.degenerate``: replies that end in one token repeated; an error where all do."""
+    replies = [each.sample.input_ids[each.sample.prompt_tokens :] for each in report.requests if each.sample]
+    stuck = [ids for ids in replies if len(ids) and _repeats(ids) >= max(REPEATED, len(ids) / 2)]
+    if stuck:
+        least = min(map(_repeats, stuck))
+        what = f"{len(stuck)} of {len(replies)} replies end in one token repeated {least} times or more."
+        every = len(stuck) == len(replies) >= LEAST_REPLIES
+        yield make_finding("output.degenerate", report.source, what, severity="error" if every else "warning")
+
+
+def _repeats(ids: Tensor) -> int:
+    """How often the last token stands at the end."""
+    others = (ids != ids[-1]).nonzero()
+    return len(ids) - 1 - int(others[-1]) if len(others) else len(ids)
 
 
 def training_findings(report: TrainingReport) -> Iterator[Finding]:

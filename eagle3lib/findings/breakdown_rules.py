@@ -21,6 +21,9 @@ LEAST_REQUESTS = 3
 #: A kind of request is poor where its verify steps accept their first draft less often than this, and at most in
 #: this share of what the others do. (Of steps, not of all starts: a step begins where a chain ended.)
 POOR_STEP, POOR_SHARE = 0.4, 0.75
+#: A length at which acceptance falls is looked for at so many places, where no file gives one. Kinds of text differ by
+#: less than this share of the accepted drafts.
+PLACES, LARGE_FALL = 8, 0.5
 
 SAMPLES = "predicted for the samples"
 
@@ -54,10 +57,34 @@ def dependence_findings(
         yield from category_findings(name, steps)
     for limit in known:
         yield from length_findings(SAMPLES, *step_sides(offline, limit.tokens), limit)
-        for report in reports:
-            steps = served.get(report.source, pd.DataFrame())
-            sides = report_sides(report, limit.tokens) if steps.empty else step_sides(steps, limit.tokens)
-            yield from length_findings(report.source, *sides, limit)
+    for report in reports:
+        steps = served.get(report.source, pd.DataFrame())
+        at_limits = [
+            found
+            for limit in known
+            for found in length_findings(report.source, *_sides(report, steps, limit.tokens), limit)
+        ]
+        yield from at_limits or sudden_fall(report, steps)
+
+
+def _sides(report: EngineReport, steps: pd.DataFrame, tokens: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    return report_sides(report, tokens) if steps.empty else step_sides(steps, tokens)
+
+
+def sudden_fall(report: EngineReport, steps: pd.DataFrame) -> Iterator[Finding]:
+    """``context.length`` at a length that no file gives: where the accepted drafts fall most, to half or less."""
+    lengths = [each.prompt_tokens for each in report.measured if each.prompt_tokens is not None and each.counted]
+    at = pd.Series(lengths, dtype=int) if steps.empty else steps["at"]
+    places = sorted(set(at.quantile([n / (PLACES + 1) for n in range(1, PLACES + 1)], "higher"))) if len(at) else []
+    falls = []
+    for tokens in places:
+        near, far = _sides(report, steps, tokens)
+        fall = _fall("tokens", far, near, len(places))
+        if fall and fall.here - 1 <= (1 - LARGE_FALL) * (fall.rest - 1):
+            falls.append((fall.here - fall.rest, tokens, near, far))
+    if falls:
+        _, tokens, near, far = min(falls, key=lambda each: each[:2])
+        yield from length_findings(report.source, near, far, Limit(tokens, "context.length", "by its own requests"))
 
 
 def step_sides(steps: pd.DataFrame, tokens: int) -> tuple[pd.DataFrame, pd.DataFrame]:
