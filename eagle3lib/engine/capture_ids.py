@@ -43,6 +43,19 @@ class FamilyRule:
     flagged: bool = False
     default_shift: int = 0
 
+    def indices(self, ids: Sequence[int] | None, layers: int) -> list[int]:
+        """The internal index of each id; None is the engine's default layers."""
+        if ids is None:
+            found = [k + self.default_shift for k in default_boundaries(layers)]
+        else:
+            shift = {"always": 1, "first": int(ids[0] == 1), "max": int(max(ids) != layers)}[self.shift]
+            found = [i + shift for i in ids]
+        return [i + layers if self.flagged and -layers <= i < 0 else i for i in found]
+
+    def captures(self, boundary: int, layers: int) -> bool:
+        """True when the forward pass reaches this boundary's capture."""
+        return (0 if self.embedding else 1) <= boundary <= (layers if self.final else layers - 1)
+
 
 _PLUS, _FLAG, _FINAL = FamilyRule(), FamilyRule(flagged=True), FamilyRule(final=True)
 _OLD = FamilyRule(embedding=False)  # the sum with a residual that is None at block 0 raises
@@ -119,18 +132,13 @@ def captured(ids: Sequence[int] | None, family: str, layers: int, version: str) 
         return Captured((), (), ids is None, (refusal,))
     if ids is not None and not ids:
         return Captured((), (), False, (Refusal("empty", "the list of ids is empty: the target returns no state"),))
-    if ids is None:
-        inner = [k + rule.default_shift for k in default_boundaries(layers)]
-    else:
-        inner = [i + _shift(ids, rule, layers) for i in ids]
-    if rule.flagged:
-        inner = [i + layers if -layers <= i < 0 else i for i in inner]
-    shown = [k if _reached(k, rule, layers) else None for k in inner]
-    problems = [_problem(k, rule, layers, version) for k, got in zip(inner, shown, strict=True) if got is None]
-    boundaries = tuple(sorted({k for k in shown if k is not None}))
-    if not problems and len(boundaries) < len(inner):
-        fall = f"{len(inner)} ids fall on {len(boundaries)} boundaries {list(boundaries)}"
+    indices = rule.indices(ids, layers)
+    problems = [_problem(k, rule, layers, version) for k in indices if not rule.captures(k, layers)]
+    boundaries = tuple(sorted({k for k in indices if rule.captures(k, layers)}))
+    if not problems and len(boundaries) < len(indices):
+        fall = f"{len(indices)} ids fall on {len(boundaries)} boundaries {list(boundaries)}"
         problems = [Refusal("repeat", f"{fall}: states are missing from fc's input")]
+    shown = [k if rule.captures(k, layers) else None for k in indices]
     pairs = tuple(zip(ids or (None,) * 3, shown, strict=True))
     return Captured(boundaries, pairs, ids is None, tuple(problems))
 
@@ -154,19 +162,12 @@ def ids_for(boundaries: Sequence[int], family: str, layers: int, version: str) -
         found = captured(ids, family, layers, version)
         if not found.problems and found.boundaries == as_is:
             return Ids(ids, f"captured as boundaries {list(as_is)} on {family} in SGLang {version}")
-    reasons = [_problem(k, rule, layers, version).text for k in wanted if not _reached(k, rule, layers)]
+    reasons = [_problem(k, rule, layers, version).text for k in wanted if not rule.captures(k, layers)]
     return Ids(None, "; ".join(reasons) or f"no list captures {wanted} on {family} in SGLang {version}")
 
 
-def _reached(boundary: int, rule: FamilyRule, layers: int) -> bool:
-    return (0 if rule.embedding else 1) <= boundary <= (layers if rule.final else layers - 1)
-
-
-def _shift(ids: Sequence[int], rule: FamilyRule, layers: int) -> int:
-    return {"always": 1, "first": int(ids[0] == 1), "max": int(max(ids) != layers)}[rule.shift]
-
-
 def _problem(boundary: int, rule: FamilyRule, layers: int, version: str) -> Refusal:
+    """Why this boundary is not captured."""
     if boundary == 0:
         text = f"boundary 0, the embedding, cannot be captured in stock SGLang {version}: the sum at block 0 raises"
         return Refusal("embedding", text)

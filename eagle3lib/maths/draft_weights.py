@@ -271,20 +271,22 @@ def _mla(tensors: _Tensors, at: str, width: int, config: DraftConfig) -> dict[st
     def need(name: str, *shape: int) -> Tensor:
         return tensors.need(f"{at}{name}.weight", shape)
 
-    q: dict[str, Tensor | None]
-    if g.q_rank is None:
-        q = {"q_a_proj": None, "q_a_layernorm": None, "q_b_proj": need("q_proj", q_out, width)}
-        kv_a = need("kv_a_proj_with_mqa", kv_a_out, width)
+    low_rank = g.q_rank is not None
+    fused = tensors.get(f"{at}fused_qkv_a_proj_with_mqa.weight", (g.q_rank + kv_a_out, width)) if low_rank else None
+    if fused is not None:
+        q_a, kv_a = fused.split([g.q_rank, kv_a_out])
     else:
-        fused = tensors.get(f"{at}fused_qkv_a_proj_with_mqa.weight", (g.q_rank + kv_a_out, width))
-        if fused is None:
-            q_a, kv_a = need("q_a_proj", g.q_rank, width), need("kv_a_proj_with_mqa", kv_a_out, width)
-        else:
-            q_a, kv_a = fused.split([g.q_rank, kv_a_out])
-        q_norm, q_b = need("q_a_layernorm", g.q_rank), need("q_b_proj", q_out, g.q_rank)
-        q = {"q_a_proj": q_a, "q_a_layernorm": q_norm, "q_b_proj": q_b}
-    kv_norm, kv_b = need("kv_a_layernorm", g.kv_rank), need("kv_b_proj", heads * (g.nope + g.value), g.kv_rank)
-    mla = MLA(**q, kv_a_proj_with_mqa=kv_a, kv_a_layernorm=kv_norm, kv_b_proj=kv_b, shape=g)
+        q_a = need("q_a_proj", g.q_rank, width) if low_rank else None
+        kv_a = need("kv_a_proj_with_mqa", kv_a_out, width)
+    mla = MLA(
+        q_a_proj=q_a,
+        q_a_layernorm=need("q_a_layernorm", g.q_rank) if low_rank else None,
+        q_b_proj=need("q_b_proj", q_out, g.q_rank) if low_rank else need("q_proj", q_out, width),
+        kv_a_proj_with_mqa=kv_a,
+        kv_a_layernorm=need("kv_a_layernorm", g.kv_rank),
+        kv_b_proj=need("kv_b_proj", heads * (g.nope + g.value), g.kv_rank),
+        shape=g,
+    )
     return {"o_proj": Linear(need("o_proj", config.hidden_size, heads * g.value)), "mla": mla}
 
 
