@@ -91,13 +91,8 @@ class DraftConfig:
     norm_before_fc: bool | None = _switch(
         "eagle_config.norm_before_fc", "norm_before_fc", "transformer_layer_config.norm_before_fc"
     )
-    fc_norm: bool | None = _switch(
-        "fc_norm",
-        "use_aux_norm",
-        "eagle_config.fc_norm",
-        "eagle_config.use_aux_norm",
-        "transformer_layer_config.fc_norm",
-    )
+    fc_norm: bool | None = _switch("fc_norm", "use_aux_norm", "eagle_config.fc_norm", "eagle_config.use_aux_norm",
+                                   "transformer_layer_config.fc_norm")  # fmt: skip
     norm_output: bool | None = _switch(
         "norm_output", "eagle_config.norm_output", "transformer_layer_config.norm_output"
     )
