@@ -231,6 +231,7 @@ def test_the_flags_of_a_run_come_from_its_log_or_from_a_file_beside_it(tmp_path)
         assert parse_engine_report(text, "x").flags == {"tp_size": 4}
     old = "server_args=ServerArgs(tp_size=4, dtype='auto', hooks=None)" + SGLANG_LOG
     assert parse_engine_report(old, "x").flags == {"tp_size": 4, "dtype": "auto"}
+    assert parse_engine_report("server_args={4}" + SGLANG_LOG, "x").flags == {}
     (tmp_path / "a.jsonl").write_text(json.dumps(NEW))
     (tmp_path / "b.jsonl").write_text(json.dumps(NEW))
     (tmp_path / "a.server_info.json").write_text('{"tp_size": 4, "internal_states": [], "port": 3}')

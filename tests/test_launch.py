@@ -103,6 +103,10 @@ def test_a_changed_line_is_the_line_with_the_change() -> None:
     assert Launch.parse(line.render({})).flags == line.flags
 
 
+def test_a_change_of_a_flag_leaves_an_environment_setting_of_that_name() -> None:
+    assert Launch.parse("tp_size=1 run --port 3").render({"--tp": 2, "--port": None}) == "tp_size=1 run --tp 2"
+
+
 @pytest.mark.parametrize("text", ["--a 'b", '{"a": NaN}', "{", '{"a": 1, "a": 2}', "x" * (2 << 20), "{" * 9999])
 def test_text_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(InputError):

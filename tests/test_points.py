@@ -65,6 +65,10 @@ BAD = [
     '{"num_steps": 3, "topk": 0, "num_draft_tokens": 4, "tokens_per_second": 9}',
     '{"num_steps": 1.5, "topk": 1, "num_draft_tokens": 4, "tokens_per_second": 9}',
     '{"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "tokens_per_second": 9}\n{"num_steps"',
+    '{"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "tokens_per_second": 1e20}',
+    json.dumps({**SERVING, "server_info": [1]}),
+    json.dumps({**BENCH, "steps": None}),
+    "[" * 5000,
 ]
 
 

@@ -91,13 +91,8 @@ class DraftConfig:
     norm_before_fc: bool | None = _switch(
         "eagle_config.norm_before_fc", "norm_before_fc", "transformer_layer_config.norm_before_fc"
     )
-    fc_norm: bool | None = _switch(
-        "fc_norm",
-        "use_aux_norm",
-        "eagle_config.fc_norm",
-        "eagle_config.use_aux_norm",
-        "transformer_layer_config.fc_norm",
-    )
+    fc_norm: bool | None = _switch("fc_norm", "use_aux_norm", "eagle_config.fc_norm", "eagle_config.use_aux_norm",
+                                   "transformer_layer_config.fc_norm")  # fmt: skip
     norm_output: bool | None = _switch(
         "norm_output", "eagle_config.norm_output", "transformer_layer_config.norm_output"
     )
@@ -156,10 +151,9 @@ class DraftConfig:
         architecture = first_name(names)
         dialect = _dialect(raw, eagle, architecture)
         aux_found = _aux_ids(raw, at)
+        # the trainer's own key is more reliable than one written for an engine
         own = [p for p in aux_found if p != ENGINE_PLACE] if dialect in ("speculators", "vllm", "angelslim") else []
-        aux_place = next(
-            iter(own or aux_found), ""
-        )  # the trainer's own key is more reliable than one written for an engine
+        aux_place = next(iter(own or aux_found), "")
         given = {f.name: _given(flat, f.metadata, at) for f in fields(cls) if "names" in f.metadata}
         switches = {f.name: _switched(raw, f.metadata, at) for f in fields(cls) if "places" in f.metadata}
 

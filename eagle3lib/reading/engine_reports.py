@@ -55,16 +55,14 @@ class RequestReport:
         counts = [*(self.histogram or ()), self.verify_steps, self.accepted, self.completion_tokens]
         if any(count is not None and count < 0 for count in counts):
             return "unmeasured"
-        if self.tried and all(0 <= right <= tried for right, tried in self.tried):
-            return "alpha"
-        if self.histogram and sum(self.histogram):
-            return "histogram"
-        if self.verify_steps:
-            if self.accepted is not None:
-                return "counters"
-            if self.completion_tokens:
-                return "completion"
-        return "average" if self.stated.get("accept_length") else "unmeasured"
+        fits = {
+            "alpha": self.tried and all(0 <= right <= tried for right, tried in self.tried),
+            "histogram": self.histogram and sum(self.histogram),
+            "counters": self.verify_steps and self.accepted is not None,
+            "completion": self.verify_steps and self.completion_tokens,
+            "average": self.stated.get("accept_length"),
+        }
+        return next((form for form, fit in fits.items() if fit), "unmeasured")
 
     @property
     def counted(self) -> tuple[int, int] | None:
@@ -102,15 +100,13 @@ class EngineReport:
     @property
     def measured(self) -> tuple[RequestReport, ...]:
         """The requests that have the report's form; the others have less or nothing."""
-        if self.form == "window":
-            return tuple(request for request in self.requests if request.form != "unmeasured")
-        return tuple(request for request in self.requests if request.form == self.form)
+        forms = {*DEFINITIONS} - {"unmeasured"} if self.form == "window" else {self.form}
+        return tuple(request for request in self.requests if request.form in forms)
 
     def with_tokens(self, vocab: int) -> list[RequestReport]:
         """The requests whose histogram and token ids, below ``vocab``, are known: those that can be predicted."""
-        if self.form != "histogram":
-            return []
-        known = [request for request in self.requests if request.verified and request.sample is not None]
+        counted = self.requests if self.form == "histogram" else ()
+        known = [request for request in counted if request.verified and request.sample is not None]
         return [request for request in known if int(request.sample.input_ids.max()) < vocab]
 
 

@@ -10,7 +10,6 @@ SafeAILab/EAGLE traineagle3/modeling_llama_kv.py and cnets.py ``_init_rope``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from eagle3lib.maths.wiring import Wiring, default_boundaries
 from eagle3lib.reading.checkpoint import Checkpoint
@@ -42,35 +41,29 @@ def trained_wiring(draft: DraftConfig, target: TargetConfig | None, checkpoint: 
     """The wiring a draft was trained with; without a target, boundaries are known only if ids name them."""
     candidates, reason = _boundaries(draft, target)
     agreed = candidates[0] if len(candidates) == 1 else None
-    norm_output = bool(draft.norm_output)
+    find = checkpoint.find if checkpoint else lambda *endings: None
     theta, scaling, notes = _rope(draft)
     unnormed = draft.dialect == "sglang" and draft.norm_output is False and _untrained_norm(checkpoint)
     if unnormed:
         notes.append("norm_output is false and norm.weight is all ones: SpecForge fed the head without a norm")
-    if draft.dialect == "sglang" and norm_output:
-        notes.append(
-            "norm_output: true meant pre-norm feedback in SpecForge before PR 879, post-norm after it; "
-            "post-norm is taken"
-        )
+    if draft.dialect == "sglang" and draft.norm_output:
+        note = "norm_output: true meant pre-norm feedback in SpecForge before PR 879, post-norm after it"
+        notes.append(f"{note}; post-norm is taken")
+    without_own = "tied" if draft.tied else "target" if draft.draft_vocab_size is None else "own"
     switches = Wiring(
         boundaries=agreed or (),
-        norm_before_fc=bool(draft.norm_before_fc) or _holds(checkpoint, "input_norm.weight"),
-        fc_norm=bool(draft.fc_norm) or _holds(checkpoint, "fc_norm.0.weight", "aux_norm_low.weight"),
+        norm_before_fc=bool(draft.norm_before_fc or find("input_norm.weight")),
+        fc_norm=bool(draft.fc_norm or find("fc_norm.0.weight", "aux_norm_low.weight")),
         norm_before_residual=bool(draft.norm_before_residual),
-        norm_output=norm_output,
+        norm_output=bool(draft.norm_output),
         norm_before_head=not unnormed,
         rope_theta=theta,
         rope_scaling=scaling,
         window=draft.window if draft.dialect in ("speculators", "vllm", "sglang") else None,
-        head="own" if _holds(checkpoint, "lm_head.weight") else _borrowed_head(draft),
+        head="own" if find("lm_head.weight") else without_own,
         embedding="target" if draft.shares_embedding else "own",
     )
     return Trained(agreed, candidates, reason, switches, tuple(notes))
-
-
-def _borrowed_head(draft: DraftConfig) -> Literal["own", "tied", "target"]:
-    """Which head a draft without one was trained with."""
-    return "tied" if draft.tied else "target" if draft.draft_vocab_size is None else "own"
 
 
 def _boundaries(draft: DraftConfig, target: TargetConfig | None) -> tuple[tuple[Boundaries, ...], str]:
@@ -138,10 +131,6 @@ def added_yarn(draft: DraftConfig) -> bool:
         or (draft.rope.scaling or {}).get("factor") == 32
         and draft.rope.original_positions == 2048
     )
-
-
-def _holds(checkpoint: Checkpoint | None, *endings: str) -> bool:
-    return checkpoint is not None and checkpoint.find(*endings) is not None
 
 
 def _untrained_norm(checkpoint: Checkpoint | None) -> bool:
