@@ -2,7 +2,7 @@
 
     run = start("02_manual_forward", globals())   # after the parameters and the imports
     p = run.filled_in()                           # the parameters, or what is to be filled in
-    run.note(finding)
+    run.add_findings(finding)
     run.finish({"depths": depths})                # or finish(results, partial="no samples given")
 
 No record, no result: a run whose kernel died, or whose input was refused, leaves none, not even an older one.
@@ -91,15 +91,15 @@ class Run:
         check_filled_in(self.notebook, self.parameters.model_copy(update=changed))
         return self.parameters
 
-    def note(self, *findings: Finding) -> None:
-        """Add findings to the record; running a cell twice adds nothing twice."""
+    def add_findings(self, *findings: Finding) -> None:
+        """Put findings into the record; running a cell twice adds nothing twice."""
         self.findings += [finding for finding in findings if finding not in self.findings]
 
     def progress(self, items: Iterable[Item], what: str) -> Iterator[Item]:
         """``items``, with a bar on stderr: plain text, since a widget's bar is lost in a saved notebook."""
         yield from tqdm(items, what, file=sys.stderr, mininterval=0.5, ncols=100, ascii=True)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """A line about a finished point, on stderr beside the bar; pages leave it out."""
         tqdm.write(line, file=sys.stderr)
 
@@ -141,6 +141,16 @@ class Run:
         path = self.run_dir / f"{self.notebook}.{name}.png"
         figure.savefig(path, dpi=150, bbox_inches="tight")
         return path
+
+    def show(self, name: str, figure: Any, words: str = "") -> None:
+        """Save and show a matplotlib figure, ``None`` where nothing can be drawn, and below it what it means."""
+        from IPython.display import Pretty, display
+
+        if figure is not None:
+            self.save_figure(figure, name)
+            display(figure)
+        if words:
+            display(Pretty(mask(words)))
 
     def finish(self, results: Mapping[str, Any], partial: str = "") -> None:
         """Write ``<run_dir>/<stem>.json`` atomically. ``partial``: why a part of the answer is missing."""
