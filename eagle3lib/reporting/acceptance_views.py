@@ -255,8 +255,7 @@ def worst_table(steps: pd.DataFrame, target: str = "") -> Styler:
     if target:
         decode, rows = decoder(target), found[["tokens", "prompt_tokens"]].itertuples(index=False)
         found["text"] = [decode(tokens[prompt:]) if tokens else "" for tokens, prompt in rows]
-    shown = found.drop(columns=["request", "tokens"]).rename(columns=lambda name: name.replace("_", " "))
-    return table(shown.to_dict("records"), "No request has steps in order.")
+    return table(found.drop(columns=["request", "tokens"]).to_dict("records"), "No request has steps in order.")
 
 
 def _from_one(axis: Axes) -> None:

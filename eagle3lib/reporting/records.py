@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 from tqdm import tqdm
 
@@ -35,15 +35,9 @@ from eagle3lib.reporting.provenance import provenance
 
 SCHEMA = 1
 Item = TypeVar("Item")
-#: Text that a record of another making may leave out.
+#: A record of another making may leave these out, or null.
 OptionalText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
-
-
-def _edit(edit: dict[str, Any]) -> dict[str, Any]:
-    """``findings.finding.Edit`` as JSON; one without a place or key is passed over by its readers."""
-    if not all(isinstance(edit.get(name, ""), str) for name in ("where", "key")):
-        raise ValueError("where and key as text")
-    return edit
+OptionalList = Annotated[list[dict[str, Any]], BeforeValidator(lambda value: [] if value is None else value)]
 
 
 class RecordedFinding(BaseModel):
@@ -56,10 +50,14 @@ class RecordedFinding(BaseModel):
     evidence: OptionalText = ""
     consequence: OptionalText = ""
     remedy: OptionalText = ""
-    edits: Annotated[
-        list[Annotated[dict[str, Any], AfterValidator(_edit)]],
-        BeforeValidator(lambda value: [] if value is None else value),
-    ] = []
+    edits: OptionalList = []
+
+    @field_validator("edits")
+    @classmethod
+    def _places_are_text(cls, edits: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not all(isinstance(edit.get(name, ""), str) for edit in edits for name in ("where", "key")):
+            raise ValueError("where and key as text")
+        return edits
 
 
 class Record(BaseModel):

@@ -40,17 +40,20 @@ FEW = 30
 
 def rows_of(objects: Iterable[object], *names: str) -> list[dict[str, Any]]:
     """One row an object, its columns the attributes of these names."""
-    return [{name.replace("_", " "): getattr(each, name) for name in names} for each in objects]
+    return [{name: getattr(each, name) for name in names} for each in objects]
 
 
 def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Rows as a DataFrame. A rate becomes its value and, in a column beside it, its counts and 95 % interval."""
+    rows = list(rows)
+    rates = {name for row in rows for name, value in row.items() if isinstance(value, Rate)}
     flat: list[dict[str, Any]] = []
     for row in rows:
         flat.append({})
         for name, value in row.items():
-            is_rate = isinstance(value, Rate)
-            flat[-1] |= {name: value.value, f"{name}: counts, 95 %": counts(value)} if is_rate else {name: value}
+            flat[-1][name] = value.value if isinstance(value, Rate) else value
+            if name in rates:
+                flat[-1][f"{name}: counts, 95 %"] = counts(value) if isinstance(value, Rate) else ""
     return pd.DataFrame(mask(flat), dtype=object).infer_objects()
 
 
@@ -58,7 +61,7 @@ def table(rows: Iterable[Mapping[str, Any]], empty: str = "Nothing to show.") ->
     """``frame(rows)`` as a notebook shows it, every string escaped; without rows the sentence ``empty``."""
     found = frame(rows)
     style = Styler(found, cell_ids=False).hide(axis="index").format(lambda value: escape(cell(value)))
-    left = {"selector": "th, td", "props": "text-align: left; vertical-align: top; overflow-wrap: anywhere"}
+    left = {"selector": "th, td", "props": "text-align: left; vertical-align: top; overflow-wrap: break-word"}
     style = style.format_index(escape="html", axis="columns").set_table_styles([left])
     return style if len(found) else style.set_caption(escape(empty))
 
@@ -136,7 +139,7 @@ def samples(found: Survey, refused: Mapping[str, Any]) -> Styler:
 def depths(evaluation: Evaluation) -> Styler:
     """Accuracy per depth, and the accept length that num_steps = depth gives."""
     rows = rows_of(evaluation.depths(), "depth", "accuracy", "conditional", "cumulative")
-    return table({**row, "accept length": evaluation.accept_length(row["depth"])} for row in rows)
+    return table({**row, "accept_length": evaluation.accept_length(row["depth"])} for row in rows)
 
 
 def sources(found: Sequence[Acceptance]) -> Styler:
@@ -173,7 +176,7 @@ def streams(matches: Sequence[StreamMatch], expected_from: str) -> Styler:
     names = ("stream", "boundary", "expected_boundary", "cosine", "relative_error", "shift")
     rows = rows_of(matches, *names, "runner_up", "runner_up_cosine")
     for row in rows:
-        row["as trained"] = None if row["expected boundary"] is None else row["boundary"] == row["expected boundary"]
+        row["as_trained"] = None if row["expected_boundary"] is None else row["boundary"] == row["expected_boundary"]
     shown = table(rows, f"Not compared: {expected_from}.")
     return shown.set_caption(escape(f"Expected boundaries: {expected_from}")) if rows else shown
 
