@@ -175,7 +175,7 @@ GOOD: dict[str, Any] = {"name": "a", "notebooks": ["01", 2]}
 WRONG_PLANS: list[tuple[dict[str, Any], str]] = [
     ({"runs": [GOOD]}, "no out"),
     ({"out": "o", "run": [GOOD]}, "runs"),
-    ({"out": "o", "runs": []}, "at least one run"),
+    ({"out": "o", "runs": []}, "at least 1 item"),
     ({"out": "o", "runs": [GOOD | {"notebook": [1]}]}, "notebooks"),
     ({"out": "o", "runs": [GOOD | {"notebooks": [7]}]}, "01_config_inspection"),
     ({"out": "o", "runs": [GOOD | {"notebooks": [1, "01"]}]}, "each notebook once"),

@@ -47,8 +47,8 @@ def test_a_record_is_strict_json_with_everything_in_it(tmp_path: Path) -> None:
     (draft / "config.json").write_text("{}")
     run = start(STEM, notebook(tmp_path / "run", draft=str(draft), launch="serve --api-key abc --tp 1"))
     finding = Finding("aux.layers", "error", "s", "e", "c", "r", (Edit("launch", "--tp", None),))
-    run.note(finding)
-    run.note(finding)  # the cell run again
+    run.add_findings(finding)
+    run.add_findings(finding)  # the cell run again
     path = run.run_dir / f"{STEM}.json"
     assert not path.exists(), "the record is the last act"
     run.finish({
@@ -161,7 +161,7 @@ def test_a_broken_record_is_told_not_guessed(text: str, tmp_path: Path) -> None:
 def test_progress_is_plain_text_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = start(STEM, notebook(tmp_path))
     assert list(run.progress([1, 2], "samples")) == [1, 2]
-    run.say("point done")
+    run.log("point done")
     out, err = capsys.readouterr()
     assert not out and "samples: 100%" in err and "point done\n" in err
 

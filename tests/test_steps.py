@@ -150,9 +150,9 @@ def test_the_worst_requests_show_text_only_when_asked_and_escaped(tmp_path: Path
     tiny_target(tmp_path)
     steps = concatenated([request([3] * 9), request([0] * 9, category="<b>"), request([0])])
     assert worst(steps, 1)["accepted"].tolist() == [0]
-    page = views.worst_table(steps).data
+    page = views.worst_table(steps).to_html()
     assert "&lt;b&gt;" in page and "<b>" not in page and "w9" not in page
-    assert "w9" in views.worst_table(steps, str(tmp_path)).data
+    assert "w9" in views.worst_table(steps, str(tmp_path)).to_html()
     assert "w7 w8" in decoder(tmp_path)([7, 8])
 
 
@@ -169,7 +169,7 @@ def test_the_form_looks_up_what_was_computed(setting: tuple[int, int, int], word
     known = {(2, 1, 3): Rate(1.7, 17, 10, None), (3, 1, 4): Rate(1.8, 18, 10, None), (4, 1, 5): Rate(2.0, 2, 1, None)}
     assert words in widgets.predicted(known, setting, (3, 1, 4))
     assert widgets.settings_form(known, (3, 1, 4)).children[0].options == (2, 3, 4)
-    assert "in force" in views.settings_table(known, (3, 1, 4)).data
+    assert views.settings_table(known, (3, 1, 4)).data["in force"].tolist() == [False, True, False]
 
 
 def test_a_form_answers_without_an_output_widget() -> None:

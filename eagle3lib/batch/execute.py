@@ -38,8 +38,8 @@ _GRACE = 15.0  # seconds for a kernel to end what it started
 class Execution:
     """A notebook at work; ``wait`` returns its outcome, ``interrupt`` may be called from another thread."""
 
-    def __init__(self, notebook: Path, folder: Path, parameters: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        self.stem, self.folder, self.say = notebook.stem, folder, say
+    def __init__(self, notebook: Path, folder: Path, parameters: Mapping[str, Any], log: Callable[[str], None]) -> None:
+        self.stem, self.folder, self.log = notebook.stem, folder, log
         self.output = folder / f"{self.stem}.ipynb"
         self.mark = uuid.uuid4().hex
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,14 +51,14 @@ class Execution:
         self.given = tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8")  # noqa: SIM115
         yaml.safe_dump(dict(parameters), self.given)
         self.given.flush()
-        self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self.messages = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         paths = [str(path).translate(_BRACES) for path in (notebook, self.output)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "papermill", *paths, "--parameters_file", self.given.name,
              "--kernel", "python3", "--language", "python",
              "--no-progress-bar", "--log-level", "WARNING", "--stderr-file", "-"],
             env={**os.environ, _MARK: self.mark, "PYTHONPATH": search}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=self.log, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=self.messages, start_new_session=True,
         )  # fmt: skip
 
     def wait(self) -> Outcome:
@@ -110,7 +110,7 @@ class Execution:
                 text = line.decode("utf-8", "replace").strip()
                 if text and (whole or time.monotonic() - last > 2):
                     last = time.monotonic()
-                    self.say(mask_text(text))
+                    self.log(mask_text(text))
 
     def _judge(self) -> Outcome:
         try:
@@ -122,8 +122,8 @@ class Execution:
 
     def _failure(self) -> str:
         """Why there is no record, in one line."""
-        self.log.seek(0)
-        log = self.log.read()
+        self.messages.seek(0)
+        log = self.messages.read()
         if error := raised_in(self.output):
             return error
         if self.process.returncode < 0 or "DeadKernelError" in log or "Kernel died" in log:

@@ -5,29 +5,71 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from eagle3lib.errors import InputError
-from eagle3lib.reporting.parameters import MODELS, nearest, path_names, validate
+from eagle3lib.reporting.parameters import MODELS, input_error, nearest, path_names, validate
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .+=@-]*")
 _PLACE = re.compile(r"\{(run_dir|out|name)\}")
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_ .+=@-]*[A-Za-z0-9_+=@-])?")
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run: ``parameters`` as given, defaults included, before they are split over the notebooks."""
+def _out(given: Any) -> Path:
+    if not isinstance(given, str) or not given.strip():
+        raise InputError("out", repr(given), "a folder")
+    return Path(_absolute(given))
 
-    name: str
-    folder: Path
-    stems: tuple[str, ...]
-    parameters: Mapping[str, Any]
-    cured_from: str = ""
+
+def _name(given: Any) -> str:
+    name = _text(given)
+    if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
+        raise InputError("name", repr(given), "a folder name of letters, digits and _ - . + = @")
+    return name
+
+
+def _text(value: Any) -> Any:
+    """YAML reads a name such as ``2024`` as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _stems(given: Any) -> Any:
+    """Stems in the order given, in which they run; YAML reads ``01`` as a number."""
+    if not isinstance(given, list) or not given:
+        raise InputError("notebooks", repr(given), "a list of notebooks, such as [01, 02, 06]")
+    stems: list[str] = []
+    for item in given:
+        name = f"{item:02d}" if isinstance(item, int) and not isinstance(item, bool) else str(item)
+        name = name.removesuffix(".ipynb")
+        stem = next((stem for stem in MODELS if name in (stem, stem[:2], stem[1:2])), None)
+        if stem is None:
+            raise InputError("notebooks", repr(item), "a notebook's number or stem", nearest(name, MODELS))
+        if stem in stems:
+            raise InputError("notebooks", f"{stem} twice", "each notebook once")
+        stems.append(stem)
+    return stems
+
+
+ParameterValues = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+
+
+class PlannedRun(BaseModel):
+    """One run. Once its plan is read, ``parameters`` hold what it inherits, not yet split over the notebooks."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: Annotated[str, BeforeValidator(_name)]
+    stems: Annotated[tuple[str, ...], BeforeValidator(_stems)] = Field((), alias="notebooks")
+    parameters: ParameterValues = {}
+    cured_from: Annotated[str, BeforeValidator(_text)] = ""
+    _folder: Path = Path()
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
 
     def parameters_of(self, stem: str, changed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What notebook ``stem`` is given: checked, placeholders filled, paths absolute. Values are plain."""
@@ -42,11 +84,37 @@ class PlannedRun:
         return validate(stem, {**given, "run_dir": str(self.folder)}).model_dump()
 
 
-@dataclass(frozen=True)
-class Plan:
-    path: Path
-    out: Path
-    runs: tuple[PlannedRun, ...]
+class Plan(BaseModel):
+    """A plan file: ``out/<run name>/`` is each run's folder."""
+
+    model_config = ConfigDict(extra="forbid")
+    out: Annotated[Path, BeforeValidator(_out)]
+    defaults: ParameterValues = {}
+    runs: list[PlannedRun] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Plan:
+        """Give every run its folder and what it inherits: the defaults, or all of the run that it is cured from."""
+        _check_names("defaults", self.defaults, MODELS)
+        earlier: dict[str, PlannedRun] = {}
+        for place, run in enumerate(self.runs, start=1):
+            where = f"run {place} ({run.name})"
+            if run.name.lower() in {"index.html", *map(str.lower, earlier)}:
+                raise InputError(f"{where}: name", repr(run.name), "a name that nothing else in the plan's folder has")
+            source = _source(where, run.cured_from, earlier) if "cured_from" in run.model_fields_set else None
+            run.stems = run.stems or (source.stems if source else ())
+            if not run.stems:
+                raise InputError(where, "no notebooks", "a list of notebooks, such as [01, 02, 06]")
+            _check_names(f"{where}: parameters", run.parameters, run.stems)
+            run.parameters = {**(source.parameters if source else self.defaults), **run.parameters}
+            run._folder = self.out / run.name
+            for stem in run.stems:
+                try:
+                    run.parameters_of(stem)
+                except InputError as error:
+                    raise InputError(f"{where}: {error.where}", error.found, error.expected, error.cure) from None
+            earlier[run.name] = run
+        return self
 
 
 def read_plan(path: Path) -> Plan:
@@ -57,108 +125,31 @@ def read_plan(path: Path) -> Plan:
         raise InputError(path, error.strerror or "an unreadable file", "a readable plan file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(path, " ".join(str(error).split()), "YAML") from None
-    _keys(path, document, required=("out", "runs"), optional=("defaults",))
-    if not isinstance(document["out"], str) or not document["out"].strip():
-        raise InputError(f"{path}: out", repr(document["out"]), "a folder")
-    out = Path(_absolute(document["out"]))
-    defaults = _mapping(f"{path}: defaults", document.get("defaults"))
-    _known(f"{path}: defaults", defaults, tuple(MODELS))
-    if not isinstance(document["runs"], list) or not document["runs"]:
-        raise InputError(f"{path}: runs", repr(document["runs"])[:80], "a list of at least one run")
-    runs: dict[str, PlannedRun] = {}
-    for place, entry in enumerate(document["runs"], start=1):
-        run = _run(f"{path}: run {place}", entry, out, defaults, runs)
-        runs[run.name] = run
-    return Plan(path, out, tuple(runs.values()))
+    try:
+        return Plan.model_validate(document)
+    except ValidationError as error:
+        known = ("out", "defaults", "runs", "name", "notebooks", "parameters", "cured_from")
+        raise input_error(error, f"{path}: ", known) from None
 
 
-def _run(
-    where: str, entry: Any, out: Path, defaults: Mapping[str, Any], earlier: Mapping[str, PlannedRun]
-) -> PlannedRun:
-    cured = isinstance(entry, dict) and "cured_from" in entry
-    _keys(where, entry, ("name",) if cured else ("name", "notebooks"), ("parameters", "cured_from", "notebooks"))
-    name = _name(where, entry["name"], earlier)
-    where = f"{where} ({name})"
-    source = _source(where, entry["cured_from"], earlier) if cured else None
-    stems = _stems(f"{where}: notebooks", entry["notebooks"]) if "notebooks" in entry else source.stems
-    own = _mapping(f"{where}: parameters", entry.get("parameters"))
-    _known(f"{where}: parameters", own, stems)
-    inherited = source.parameters if source else defaults
-    run = PlannedRun(name, out / name, stems, {**inherited, **own}, source.name if source else "")
-    for stem in stems:
-        try:
-            run.parameters_of(stem)
-        except InputError as error:
-            raise InputError(f"{where}: {error.where}", error.found, error.expected, error.cure) from None
-    return run
+def _source(where: str, name: str, earlier: Mapping[str, PlannedRun]) -> PlannedRun:
+    if name not in earlier:
+        cure = nearest(name, earlier) if earlier else "list that run first"
+        raise InputError(f"{where}: cured_from", repr(name), "the name of an earlier run of this plan", cure)
+    if "06_verdict" not in earlier[name].stems:
+        raise InputError(f"{where}: cured_from", repr(name), "a run with notebook 06, whose remedies are applied")
+    return earlier[name]
 
 
-def _name(where: str, given: Any, earlier: Mapping[str, PlannedRun]) -> str:
-    name = str(given) if isinstance(given, (str, int)) and not isinstance(given, bool) else ""
-    if not _NAME.fullmatch(name) or name.endswith((".", " ")):
-        raise InputError(f"{where}: name", repr(given), "a folder name of letters, digits and _ - . + = @")
-    if name.lower() in {"index.html", *(other.lower() for other in earlier)}:
-        raise InputError(f"{where}: name", repr(name), "a name that nothing else in the plan's folder has")
-    return name
-
-
-def _source(where: str, given: Any, earlier: Mapping[str, PlannedRun]) -> PlannedRun:
-    if given not in earlier:
-        cure = nearest(str(given), list(earlier)) if earlier else "list that run first"
-        raise InputError(f"{where}: cured_from", repr(given), "the name of an earlier run of this plan", cure)
-    source = earlier[given]
-    if "06_verdict" not in source.stems:
-        raise InputError(f"{where}: cured_from", repr(given), "a run with notebook 06, whose remedies are applied")
-    return source
-
-
-def _stems(where: str, given: Any) -> tuple[str, ...]:
-    """Stems in the order given, in which they run; YAML reads ``01`` as a number."""
-    if not isinstance(given, list) or not given:
-        raise InputError(where, repr(given), "a list of notebooks, such as [01, 02, 06]")
-    stems = []
-    for item in given:
-        text = f"{item:02d}" if isinstance(item, int) and not isinstance(item, bool) else str(item)
-        text = text.removesuffix(".ipynb")
-        stem = next((stem for stem in MODELS if text in (stem, stem[:2], stem[1:2])), None)
-        if stem is None:
-            raise InputError(where, repr(item), "a notebook's number or stem", nearest(text, list(MODELS)))
-        if stem in stems:
-            raise InputError(where, f"{stem} twice", "each notebook once")
-        stems.append(stem)
-    return tuple(stems)
-
-
-def _known(where: str, given: Mapping[str, Any], stems: tuple[str, ...]) -> None:
+def _check_names(where: str, given: Mapping[str, Any], stems: Iterable[str]) -> None:
     """Every name is a parameter of at least one of ``stems``; each notebook gets those that it knows."""
-    known = list(dict.fromkeys(name for stem in stems for name in MODELS[stem].model_fields))
+    known = dict.fromkeys(name for stem in stems for name in MODELS[stem].model_fields)
     for name in given:
         if name == "run_dir":
             raise InputError(f"{where}: run_dir", repr(given[name]), "no such key", "the batch sets it: <out>/<name>")
         if name not in known:
             expected = "a parameter of one of " + ", ".join(stems)
             raise InputError(f"{where}: {name}", "an unknown name", expected, nearest(str(name), known))
-
-
-def _keys(where: object, given: Any, required: tuple[str, ...], optional: tuple[str, ...]) -> None:
-    known = list(dict.fromkeys(required + optional))
-    if not isinstance(given, dict):
-        raise InputError(where, repr(given)[:80], "a mapping with " + ", ".join(required))
-    for key in given:
-        if key not in known:
-            expected = "one of " + ", ".join(known)
-            raise InputError(f"{where}: {key}", "an unknown key", expected, nearest(str(key), known))
-    for key in required:
-        if key not in given:
-            raise InputError(where, f"no {key}", "the keys " + ", ".join(required))
-
-
-def _mapping(where: str, given: Any) -> dict[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, dict):
-        raise InputError(where, repr(given)[:80], "a mapping of parameter names to values")
-    return given
 
 
 def _filled(value: Any, places: Mapping[str, str]) -> Any:

@@ -17,7 +17,7 @@ from eagle3lib.batch.execute import Execution
 from eagle3lib.batch.plan import Plan, PlannedRun
 from eagle3lib.batch.turns import Turns
 from eagle3lib.errors import InputError
-from eagle3lib.reporting.index import Outcome, tell_run, write_index
+from eagle3lib.reporting.index import Outcome, run_summary, write_index
 from eagle3lib.reporting.parameters import MODELS
 from eagle3lib.reporting.privacy import mask, mask_text
 from eagle3lib.reporting.provenance import config_digests
@@ -67,7 +67,7 @@ class Batch:
         for name, future in done.items():
             if error := future.exception():
                 raise RuntimeError(f"run {name} could not be carried out") from error
-        self._tell()
+        self._print_summary()
         states = {outcome.state for outcomes in self.outcomes.values() for outcome in outcomes.values()}
         return 0 if states == {"finished"} else 1
 
@@ -80,7 +80,7 @@ class Batch:
             changed = self._cure(run) if run.cured_from else {}
         except InputError as error:
             for stem in run.stems:
-                self._note(run, Outcome(stem, "failed", mask_text(f"not run: {error}")))
+                self._record(run, Outcome(stem, "failed", mask_text(f"not run: {error}")))
             return
         again: set[str] = set()
         for stem in run.stems:
@@ -88,19 +88,19 @@ class Batch:
                 return
             parameters = run.parameters_of(stem, changed)
             if self.resume and not (again & READS.get(stem, set())) and is_finished(run.folder, stem, parameters):
-                self._note(run, Outcome(stem, "finished"), "finished before")
+                self._record(run, Outcome(stem, "finished"), "finished before")
                 continue
             again.add(stem)
             with self.turns.take(alone=stem in MEASURES_SPEED and not parameters["points"]):
-                self._note(run, self._execute(run, stem, parameters))
+                self._record(run, self._execute(run, stem, parameters))
 
     def _execute(self, run: PlannedRun, stem: str, parameters: Mapping[str, Any]) -> Outcome:
-        self._say(run, stem, "started")
+        self._log(run, stem, "started")
         with self.lock:  # so that an interrupt finds every execution that has begun
             if self.stopping.is_set():
                 return Outcome(stem)
             execution = Execution(
-                self.notebooks / f"{stem}.ipynb", run.folder, parameters, lambda line: self._say(run, stem, line)
+                self.notebooks / f"{stem}.ipynb", run.folder, parameters, lambda line: self._log(run, stem, line)
             )
             self.at_work.add(execution)
         try:
@@ -129,10 +129,10 @@ class Batch:
         for stopper in stoppers:
             stopper.join()
 
-    def _note(self, run: PlannedRun, outcome: Outcome, words: str = "") -> None:
+    def _record(self, run: PlannedRun, outcome: Outcome, words: str = "") -> None:
         self.outcomes[run.name][outcome.stem] = outcome
         reason = f": {outcome.reason}" if outcome.reason else ""
-        self._say(run, outcome.stem, words or outcome.state + reason)
+        self._log(run, outcome.stem, words or outcome.state + reason)
         self._write_index()
 
     def _write_index(self) -> None:
@@ -140,14 +140,14 @@ class Batch:
             runs = [(name, list(outcomes.values())) for name, outcomes in self.outcomes.items()]
             write_index(self.plan.out, self.plan.out.name, runs)
 
-    def _tell(self) -> None:
+    def _print_summary(self) -> None:
         for run in self.plan.runs:
-            row = tell_run(run.folder, run.name, list(self.outcomes[run.name].values()))
+            row = run_summary(run.folder, run.name, list(self.outcomes[run.name].values()))
             causes = ", ".join(f"{cause['kind']} {cause['confidence']}" for cause in row["causes"])
             click.echo(f"{run.name}: {row['state']}; {row['headline']}" + (f" ({causes})" if causes else ""))
         click.echo(mask_text(str(self.plan.out / "index.html")))
 
-    def _say(self, run: PlannedRun, stem: str, line: str) -> None:
+    def _log(self, run: PlannedRun, stem: str, line: str) -> None:
         click.echo(f"[{run.name} {stem[:2]}] {line}", file=sys.stderr)
 
 

@@ -1,7 +1,6 @@
-"""Notebook 03: what acceptance depends on, each as one figure with one sentence on what it means.
+"""Notebook 03: what acceptance depends on, each as one figure with a summary of what it means.
 
-Every view gives ``(figure, sentence)``; where there is nothing to draw the figure is ``None`` and the sentence
-says why.
+A view gives ``(figure, summary)``; where there is nothing to draw the figure is ``None`` and the summary says why.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -20,11 +18,13 @@ from eagle3lib.measuring.steps import Group, by_category, by_kind, by_position, 
 from eagle3lib.reading.setting import Setting
 from eagle3lib.reading.token_kinds import decoder
 from eagle3lib.reporting import figures
-from eagle3lib.reporting.figures import COLOURS, panels, points, show
-from eagle3lib.reporting.tables import length, rate, table, text
+from eagle3lib.reporting.figures import COLOURS, legend, name_rows, panels, points
+from eagle3lib.reporting.tables import length, table, text
 
 if TYPE_CHECKING:
-    from IPython.display import HTML
+    from IPython.display import Pretty
+    from matplotlib.axes import Axes
+    from pandas.io.formats.style import Styler
 
     from eagle3lib.findings.breakdown_rules import Limit
     from eagle3lib.findings.offline import Breakdown
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from eagle3lib.measuring.served_wiring import ServedWiring
     from eagle3lib.reading.engine_reports import EngineReport
     from eagle3lib.reading.training_reports import TrainingReport
-    from eagle3lib.reporting.records import Run
 
 View = tuple[Figure | None, str]
 #: A further draft step that adds less than this share of the accept length has stopped paying.
 PAYS = 0.01
+LENGTH = "accept length, bonus in"
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ class Source:
     steps: pd.DataFrame
 
 
-def given(known: Setting, reports: Sequence[EngineReport], training: Sequence[TrainingReport]) -> HTML:
+def given(known: Setting, reports: Sequence[EngineReport], training: Sequence[TrainingReport]) -> Pretty:
     """The setting that the inputs name, and which reports were read."""
-    unread = [report.unreadable for report in reports if report.unreadable]
-    words = (
+    unread = [f"Not read: {report.unreadable}" for report in reports if report.unreadable]
+    summary = (
         f"num_steps {known.num_steps}, topk {known.topk}, num_draft_tokens {known.num_draft_tokens} (None: not known); "
         f"engine reports: {len(reports) - len(unread)}; training reports: {len(training)}"
     )
-    return text("\n".join([words, *(f"Not read: {reason}" for reason in unread)]))
+    return text("\n".join([summary, *unread]))
 
 
-def predicted(samples: Breakdown, setting: Setting, known: Setting, left_out: Sequence[str]) -> HTML:
+def predicted(samples: Breakdown, setting: Setting, known: Setting, left_out: Sequence[str]) -> Pretty:
     """For which setting the samples were predicted, and what could not be."""
-    made = f"Predicted for {setting}{' (assumed)' * (not known.num_steps)}." if samples.sources else ""
-    return text(" ".join([made, *left_out]).strip() or "No samples were given, so none are predicted.")
+    done = f"Predicted for {setting}{' (assumed)' * (not known.num_steps)}." if samples.sources else ""
+    return text(" ".join([done, *left_out]).strip() or "No samples were given, so none are predicted.")
 
 
 def step_sources(offline: pd.DataFrame, served: Mapping[str, pd.DataFrame]) -> list[Source]:
@@ -71,41 +71,29 @@ def step_sources(offline: pd.DataFrame, served: Mapping[str, pd.DataFrame]) -> l
     return [source for source in found if len(source.steps)]
 
 
-def tell(run: Run, view: View, name: str) -> HTML:
-    """Show a view's figure and, below it, its sentence."""
-    from IPython.display import display
-
-    figure, words = view
-    if figure is not None:
-        display(show(run, figure, name))
-    return text(words)
-
-
 def curves(sources: Sequence[Acceptance], ceiling: Acceptance | None) -> View:
     """Marginal and conditional acceptance per position, every source on the same axes."""
     if not sources:
         return None, "No acceptance to draw: no source was given."
-    first = [(s.source, s.conditional[0]) for s in [*sources, *([ceiling] if ceiling else [])] if s.conditional]
-    said = "; ".join(
-        f"{name} {share.value:.0%}" for name, share in first if share is not None and share.value is not None
-    )
+    first = {s.source: s.conditional[0] for s in [*sources, *([ceiling] if ceiling else [])] if s.conditional}
+    shares = [f"{name} {rate.value:.0%}" for name, rate in first.items() if rate and rate.value is not None]
     return figures.acceptance(sources, ceiling), (
-        f"Share accepted at the first position: {said or 'not told by any source'}. A conditional rate that falls "
-        "after it points at what the draft feeds back to itself; marginal rates are the products."
+        f"Share accepted at the first position: {'; '.join(shares) or 'given by no source'}. A conditional rate that "
+        "falls after it points at what the draft feeds back to itself; marginal rates are the products."
     )
 
 
 def histogram(sources: Sequence[Acceptance]) -> View:
     """Verify steps by what they accepted."""
-    told = [source for source in sources if source.histogram]
-    if not told:
+    counted = {source.source: source.histogram for source in sources if source.histogram}
+    if not counted:
         return None, "No histogram to draw: no source counts its verify steps by what they accepted."
-    parts = []
-    for source in told:
-        steps, deepest = sum(source.histogram or ()), len(source.histogram or ()) - 1
-        none, full = ((source.histogram or ())[i] / steps for i in (0, deepest))
-        parts.append(f"{source.source}: {none:.0%} of the steps accept nothing, {full:.0%} all {deepest}")
-    return figures.histogram(sources), f"{'; '.join(parts)}."
+    shares = [
+        f"{name}: {steps[0] / sum(steps):.0%} of the steps accept nothing, {steps[-1] / sum(steps):.0%} "
+        f"all {len(steps) - 1}"
+        for name, steps in counted.items()
+    ]
+    return figures.histogram(sources), f"{'; '.join(shares)}."
 
 
 def steps(settings: Mapping[Setting, Rate], served: Sequence[Acceptance], setting: Setting) -> View:
@@ -113,15 +101,14 @@ def steps(settings: Mapping[Setting, Rate], served: Sequence[Acceptance], settin
     chains = {steps: rate for (steps, topk, _), rate in sorted(settings.items()) if topk == 1 and rate.value}
     if len(chains) < 2:
         return None, "Accept length against num_steps is not drawn: that needs samples that can be predicted."
-    figure, (axis,) = panels(6.2, 3.4)
+    figure, (axis,) = panels(6.2, 3.4, "Where does another draft token stop paying?")
     points(axis, list(chains), list(chains.values()), COLOURS["offline"], "predicted for the samples", ls="--")
     shown = [source for source in served if source.accept_length is not None] if setting[1] == 1 else []
     for i, source in enumerate(shown):
         points(axis, [setting[0] + 0.12 * (i + 1)], [source.accept_length], COLOURS["engine"], source.source, ls="")
-    axis.set(xlabel="num_steps (draft tokens a step, topk 1)", ylabel="accept length, bonus in", xticks=list(chains))
+    axis.set(xlabel="num_steps (draft tokens a step, topk 1)", ylabel=LENGTH, xticks=list(chains))
     _from_one(axis)
-    axis.set_title("Where does another draft token stop paying?", loc="left", fontsize=11)
-    axis.legend(frameon=False, fontsize=9, loc="lower right")
+    legend(axis)
     return figure, _pays({steps: rate.value or 0.0 for steps, rate in chains.items()})
 
 
@@ -138,15 +125,15 @@ def _pays(lengths: Mapping[int, float]) -> str:
     )
 
 
-def settings_table(settings: Mapping[Setting, Rate], in_force: Setting) -> HTML:
+def settings_table(settings: Mapping[Setting, Rate], in_force: Setting) -> Styler:
     """Every setting that was computed: the static twin of ``widgets.settings_form``."""
     return table(
         (
             {
-                "num_steps / topk / num_draft_tokens": "/".join(map(str, setting)),
-                "predicted accept length": length(rate),
-                "of the verified tokens kept": f"{(rate.value or 0) / setting[2]:.0%}",
-                "": "in force" if setting == in_force else "",
+                **dict(zip(Setting._fields, setting, strict=True)),
+                "predicted accept length": rate,
+                "share of the verified tokens kept": (rate.value or 0) / setting[2],
+                "in force": setting == in_force,
             }
             for setting, rate in sorted(settings.items())
         ),
@@ -161,10 +148,10 @@ def lengths(found: Sequence[Source], limits: Sequence[Limit]) -> View:
             "Position and prompt length are not drawn: that needs samples, or served requests whose steps were "
             "seen in order (notebook 04 streams them so)."
         )
-    figure, pair = panels(9.4, 3.6, columns=2)
-    named = ((by_position, "position in the conversation"), (by_prompt_length, "prompt length"))
+    named = {by_position: "position in the conversation", by_prompt_length: "prompt length"}
+    figure, pair = panels(9.4, 3.6, *(f"By {name}" for name in named.values()))
     drawn = []
-    for axis, (cut, name) in zip(pair, named, strict=True):
+    for axis, (cut, name) in zip(pair, named.items(), strict=True):
         furthest = 0
         for source in found:
             groups = cut(source.steps)
@@ -177,11 +164,10 @@ def lengths(found: Sequence[Source], limits: Sequence[Limit]) -> View:
                 axis.axvline(limit.tokens, color="black", ls=":", lw=1)
                 across = axis.get_xaxis_transform()
                 axis.text(limit.tokens, 0.98, f" {limit.name}", transform=across, fontsize=8, va="top")
-        axis.set(xlabel=f"{name}, tokens", ylabel="accept length, bonus in")
+        axis.set(xlabel=f"{name}, tokens", ylabel=LENGTH)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         _from_one(axis)
-        axis.set_title(f"By {name}", loc="left", fontsize=11)
-    _legend(figure, pair[0])
+    legend(pair[0], below=figure)
     return figure, _along(drawn, limits)
 
 
@@ -203,59 +189,59 @@ def _along(groups: Sequence[Group], limits: Sequence[Limit]) -> str:
 
 def parts(found: Sequence[Source]) -> View:
     """The first verify step after a prefill apart from the rest, and the prompts' categories."""
-    rows = [(source, first_and_rest(source.steps) + by_category(source.steps)) for source in found]
-    labels = list(dict.fromkeys(group.label for _, own in rows for group in own))
-    if not labels:
+    groups = [(source, first_and_rest(source.steps), by_category(source.steps)) for source in found]
+    drawn = [(source, {group.label: group.accept_length for group in first + kinds}) for source, first, kinds in groups]
+    if not any(rates for _, rates in drawn):
         return None, "Nothing to set apart: no steps in order, and no categories."
-    figure, (axis,) = panels(7.4, 1.1 + 0.3 * len(labels))
-    for i, (source, own) in enumerate(rows):
-        places = [labels.index(group.label) + 0.25 * i for group in own]
-        _bars(axis, places, [group.accept_length for group in own], COLOURS[source.kind], source.name)
-    _rows(axis, labels, "accept length, bonus in")
-    axis.set_xlim(1, None)
-    axis.set_title("Which steps and which requests?", loc="left", fontsize=11)
-    _legend(figure, axis)
-    return figure, " ".join(_apart(source.name, own) for source, own in rows)
-
-
-def _apart(name: str, own: Sequence[Group]) -> str:
-    kinds = [group for group in own if group.label not in ("first after prefill", "all others")]
-    said = [f"{group.label} {length(group.accept_length)}" for group in own if group not in kinds]
-    if len(kinds) > 1:
-        ends = [f"{group.label} {group.accept_length.value:.2f}" for group in (kinds[0], kinds[-1])]
-        said.append(f"categories from {' to '.join(ends)}")
-    return f"{name}: {'; '.join(said)}."
+    summary = []
+    for source, first, kinds in groups:
+        shares = [f"{group.label} {length(group.accept_length)}" for group in first]
+        if len(kinds) > 1:
+            ends = [f"{group.label} {group.accept_length.value:.2f}" for group in (kinds[0], kinds[-1])]
+            shares.append(f"categories from {' to '.join(ends)}")
+        summary.append(f"{source.name}: {'; '.join(shares)}.")
+    return _by_label(drawn, "Which steps and which requests?", LENGTH, (1, None)), " ".join(summary)
 
 
 def kinds(found: Sequence[Source], kind: Callable[[int], str] | None) -> View:
-    """Drafts accepted by the kind of token that was to be said."""
+    """Drafts accepted, by the kind of token that the target said."""
     counted = [(source, rates) for source in found if kind and (rates := by_kind(source.steps, kind))]
     if not counted:
         return None, "Kinds of token are not drawn: that needs the draft, and samples or served requests with ids."
-    labels = list(dict.fromkeys(label for _, rates in counted for label in rates))
-    figure, (axis,) = panels(7.4, 1.1 + 0.3 * len(labels))
-    for i, (source, rates) in enumerate(counted):
-        places = [labels.index(label) + 0.25 * i for label in rates]
-        _bars(axis, places, list(rates.values()), COLOURS[source.kind], source.name)
-    _rows(axis, labels, "share of verified drafts accepted")
-    axis.set_xlim(0, 1)
-    axis.set_title("What kind of token is rejected?", loc="left", fontsize=11)
-    _legend(figure, axis)
     source, rates = counted[0]
     missed = {label: (rate.denominator or 0) - (rate.numerator or 0) for label, rate in rates.items()}
-    most = max(missed, key=lambda label: missed[label])
+    most, (lowest, share) = max(missed, key=lambda label: missed[label]), next(iter(rates.items()))
+    figure = _by_label(counted, "What kind of token is rejected?", "share of verified drafts accepted", (0, 1))
     return figure, (
-        f"{source.name}: of {sum(missed.values()):g} rejections {missed[most]:g} stand where {most!r} was to be said; "
-        f"the lowest share is accepted of {next(iter(rates))!r} ({next(iter(rates.values())).value:.0%})."
+        f"{source.name}: of {sum(missed.values()):g} rejections {missed[most]:g} are where the target said {most!r}; "
+        f"the lowest share is accepted of {lowest!r} ({share.value:.0%})."
     )
 
 
-def wirings(found: Sequence[ServedWiring]) -> HTML:
+def _by_label(
+    drawn: Sequence[tuple[Source, Mapping[str, Rate]]], title: str, what: str, limits: tuple[float, float | None]
+) -> Figure:
+    """Rates with their intervals along x, a row a label, every source in its kind's colour."""
+    labels = list(dict.fromkeys(label for _, rates in drawn for label in rates))
+    figure, (axis,) = panels(7.4, 1.1 + 0.3 * len(labels), title)
+    for i, (source, rates) in enumerate(drawn):
+        colour, ys = COLOURS[source.kind], [labels.index(label) + 0.25 * i for label in rates]
+        axis.scatter([rate.value or 0.0 for rate in rates.values()], ys, color=colour, label=source.name, zorder=3)
+        for y, rate in zip(ys, rates.values(), strict=True):
+            if rate.ci is not None:
+                axis.hlines(y, *rate.ci, color=colour, alpha=0.45, lw=3)
+    name_rows(axis, labels, what)
+    axis.set_xlim(limits)
+    legend(axis, below=figure)
+    return figure
+
+
+def wirings(found: Sequence[ServedWiring]) -> Styler:
     """The wirings that predict most of what each report's requests accepted."""
     rows = [
         {
             "source": each.source, "wiring": fit.change, "boundaries": list(fit.wiring.boundaries),
-            "responses exactly": rate(fit.exact), "verify steps": rate(fit.steps),
+            "responses exactly": fit.exact, "verify steps": fit.steps,
         }
         for each in found
         for fit in each.fits[:4]
@@ -263,36 +249,15 @@ def wirings(found: Sequence[ServedWiring]) -> HTML:
     return table(rows, "Nothing to read it from: that needs responses with their token ids and histograms.")
 
 
-def worst_table(steps: pd.DataFrame, target: str = "") -> HTML:
+def worst_table(steps: pd.DataFrame, target: str = "") -> Styler:
     """The requests with the lowest accept length. ``target``: whose tokenizer gives the replies' text; empty: none."""
     found = worst(steps)
     if target:
         decode, rows = decoder(target), found[["tokens", "prompt_tokens"]].itertuples(index=False)
         found["text"] = [decode(tokens[prompt:]) if tokens else "" for tokens, prompt in rows]
-    shown = found.drop(columns=["request", "tokens"]).rename(columns=lambda name: name.replace("_", " "))
-    return table(shown.to_dict("records"), "No request has steps in order.")
-
-
-def _legend(figure: Figure, axis: Axes) -> None:
-    """Below the axes, where it hides no interval."""
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return table(found.drop(columns=["request", "tokens"]).to_dict("records"), "No request has steps in order.")
 
 
 def _from_one(axis: Axes) -> None:
     """No accept length lies below 1, and differences of hundredths should look small."""
     axis.set_ylim(1, max(1.5, axis.get_ylim()[1]))
-
-
-def _bars(axis: Axes, ys: Sequence[float], rates: Sequence[Rate], colour: str, label: str) -> None:
-    axis.scatter([rate.value or 0.0 for rate in rates], ys, color=colour, label=label, zorder=3)
-    for y, each in zip(ys, rates, strict=True):
-        if each.ci is not None:
-            axis.hlines(y, *each.ci, color=colour, alpha=0.45, lw=3)
-
-
-def _rows(axis: Axes, labels: Sequence[str], what: str) -> None:
-    axis.set_yticks(range(len(labels)), labels, fontsize=9)
-    axis.invert_yaxis()
-    axis.grid(axis="y", visible=False)
-    axis.grid(axis="x", alpha=0.25)
-    axis.set_xlabel(what)

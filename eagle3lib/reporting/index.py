@@ -1,4 +1,4 @@
-"""The index of a batch: one row a run, told from its records; the verdicts lead."""
+"""The index of a batch: one row a run, from its records; the verdicts lead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_index(out: Path, title: str, runs: Sequence[tuple[str, Sequence[Outcom
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    rows = [tell_run(out / name, name, outcomes) for name, outcomes in runs]
+    rows = [run_summary(out / name, name, outcomes) for name, outcomes in runs]
     environment = Environment(loader=FileSystemLoader(TEMPLATE), autoescape=True, undefined=StrictUndefined)
     html = environment.get_template("batch.html.j2").render(
         title=title, css=Markup(css()), runs=mask(rows), summary=_summary(rows),
@@ -42,7 +42,7 @@ def write_index(out: Path, title: str, runs: Sequence[tuple[str, Sequence[Outcom
     write_text(out / "index.html", mask_page(confine(html)))
 
 
-def tell_run(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def run_summary(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """One row of the index, in words; a missing or odd record leaves its cell empty, never guessed."""
     records, _ = read_records(folder)
     # Only what this plan ran and finished: a record of some other day is not this run's result.
@@ -68,35 +68,28 @@ def tell_run(folder: Path, name: str, outcomes: Sequence[Outcome]) -> dict[str, 
 
 def served(acceptance: Record) -> list[tuple[str, str]]:
     """Length and words: the engine's own accept length, from 03's sources, and the one predicted for these requests."""
-    sources = entries(acceptance, "sources")
-    lengths = {str(source.get("source")): number(source.get("accept_length")) for source in sources}
-    told = []
-    for name in [str(source.get("source")) for source in sources if source.get("kind") == "engine"]:
-        if (length := lengths[name]) is not None:
-            predicted = lengths.get(f"predicted for {name}")
-            told.append(
-                (f"{length:.2f}", "" if predicted is None else f"predicted for these requests: {predicted:.2f}")
-            )
-    return told[:2]
+    sources = [(str(source.get("source")), source) for source in entries(acceptance, "sources")]
+    lengths = {name: number(source.get("accept_length")) for name, source in sources}
+    found = []
+    for name, source in sources:
+        if source.get("kind") == "engine" and lengths[name] is not None:
+            beside = lengths.get(f"predicted for {name}")
+            words = "" if beside is None else f"predicted for these requests: {beside:.2f}"
+            found.append((f"{lengths[name]:.2f}", words))
+    return found[:2]
 
 
 def predicted(forward: Record, steps: int | None) -> list[tuple[str, str]]:
     """Length and words: the draft offline as configured, and with the wiring that suits it best."""
+    found = []
     lengths = forward.get("predicted_accept_length")
-    lines = []
     if isinstance(lengths, Mapping) and lengths:
         key = str(steps) if str(steps) in lengths else max(lengths, key=lambda text: (len(text), text))
-        length = number(lengths[key])
-        lines += (
-            [(f"{length:.2f}", f"on the samples, as configured, {key} step{'s' * (key != '1')}")]
-            if length is not None
-            else []
-        )
+        found.append((number(lengths[key]), f"on the samples, as configured, {key} step{'s' * (key != '1')}"))
     best = next(iter(entries(forward, "wirings")), {})
-    length = number(best.get("accept_length"))
-    if length is not None and best.get("change") not in (None, "as configured"):
-        lines.append((f"{length:.2f}", f"on the samples, with {best['change']}"))
-    return lines
+    if best.get("change") not in (None, "as configured"):
+        found.append((number(best.get("accept_length")), f"on the samples, with {best['change']}"))
+    return [(f"{length:.2f}", words) for length, words in found if length is not None]
 
 
 def _steps(results: Mapping[str, Record]) -> int | None:
@@ -114,8 +107,8 @@ def _headline(verdict: Record, diagnosis: Sequence[Record]) -> tuple[str, str]:
     if diagnosis:
         symptoms = sum(is_symptom(str(entry.get("kind"))) for entry in diagnosis)
         counts = {"cause": len(diagnosis) - symptoms, "symptom": symptoms}
-        told = " and ".join(f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
-        return f"{told} found", "bad"
+        named = [f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count]
+        return f"{' and '.join(named)} found", "bad"
     if verdict.get("healthy") is False:
         return "not healthy, cause unknown", "bad"
     return "not enough evidence", "unsure"
@@ -141,5 +134,5 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
         "with a failed notebook": sum(row["state"] == "failed" for row in rows),
         "still to run": sum(row["state"] == "waiting" for row in rows),
     }
-    told = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-    return f"{len(rows)} run{'s' * (len(rows) != 1)}" + (f": {told}." if told else ".")
+    parts = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    return f"{len(rows)} run{'s' * (len(rows) != 1)}" + (f": {parts}." if parts else ".")

@@ -6,6 +6,7 @@ nbconvert renders, with our ``template/report`` over its ``basic``. Before it, t
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections import Counter
@@ -73,43 +74,32 @@ def page_html(
 
 def cleaned(nb: NotebookNode) -> NotebookNode:
     """A copy without what a page cannot or must not show: widgets, bars, banners, secrets, hidden cells."""
+    from nbconvert.preprocessors import CoalesceStreamsPreprocessor
+
     nb = masked_notebook(nb)
     nb.metadata.pop("widgets", None)  # may lack its ``state``, and nbconvert then raises
     nb.cells = [cell for cell in nb.cells if _HIDDEN_TAGS.isdisjoint(cell.metadata.get("tags", ()))]
+    # Pieces of one stream become one, and a carriage return rewrites its line.
+    nb, _ = CoalesceStreamsPreprocessor(enabled=True)(nb, {})
     for cell in nb.cells:
         if cell.cell_type == "code":
-            kept = [output for output in map(_clean_output, cell.outputs) if output is not None]
-            cell.outputs = _streams_joined(kept)
+            cell.outputs = [output for output in map(_clean_output, cell.outputs) if output is not None]
     return nb
-
-
-def _streams_joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Progress comes in many small pieces; pieces of one stream in a row become one."""
-    joined: list[NotebookNode] = []
-    for output in outputs:
-        last = joined[-1] if joined else None
-        if last and output.output_type == last.output_type == "stream" and output.name == last.name:
-            last.text = last.text.rstrip("\n") + "\n" + output.text
-        else:
-            joined.append(output)
-    return joined
 
 
 def masked_notebook(nb: NotebookNode) -> NotebookNode:
     """A copy with secrets and home folders masked in sources, outputs and metadata; pictures untouched."""
-    nb = nbformat.from_dict(json.loads(json.dumps(nb)))
+    nb = copy.deepcopy(nb)
     nb.metadata = mask(nb.metadata)
     for cell in nb.cells:
         cell.source = mask_text(cell.source)
         for output in cell.get("outputs", ()):
-            for key in ("text", "ename", "evalue"):
-                if key in output:
-                    output[key] = mask_text(_ANSI.sub("", _joined(output[key])))
+            for key in {"text", "ename", "evalue"} & output.keys():
+                output[key] = mask_text(_ANSI.sub("", output[key]))
             if "traceback" in output:
                 output.traceback = [mask_text(_ANSI.sub("", line)) for line in output.traceback]
-            for mime, data in output.get("data", {}).items():
-                if mime not in _PICTURES:
-                    output.data[mime] = mask(_joined(data) if mime.startswith("text/") else data)
+            if "data" in output:
+                output.data = {k: data if k in _PICTURES else mask(data) for k, data in output.data.items()}
     return nbformat.from_dict(nb)
 
 
@@ -154,7 +144,6 @@ def _head(nb: NotebookNode, stem: str, record: Mapping[str, Any] | None, error: 
     first = next((cell.source for cell in nb.cells if cell.cell_type == "markdown"), "")
     title = re.search(r"^#\s+(.+)$", first, re.MULTILINE)
     record = mask(record or {})
-    counts = Counter(finding.get("severity") for finding in record.get("findings", ()))
     passed = record.get("parameters") or nb.metadata.get("papermill", {}).get("parameters") or {}
     tables = [("parameters", _rows(passed)), ("provenance", _rows(record.get("provenance") or {}))]
     return {
@@ -162,13 +151,11 @@ def _head(nb: NotebookNode, stem: str, record: Mapping[str, Any] | None, error: 
         "notebook": stem,
         "status": "failed" if error else record.get("status", "unfinished"),
         "reason": mask_text(error) or str((record.get("results") or {}).get("reason", "")),
-        "counts": [
-            {"severity": severity, "text": f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}"}
-            for severity in SEVERITIES if counts[severity]
-        ],
+        "counts": Counter(finding.get("severity") for finding in record.get("findings", ())),
+        "severities": SEVERITIES,
         "when": record.get("finished", ""),
         "tables": [(heading, rows) for heading, rows in tables if rows],
-    }  # fmt: skip
+    }
 
 
 def _rows(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -183,10 +170,8 @@ def _rows(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _clean_output(output: NotebookNode) -> NotebookNode | None:
     """The output as a page can show it, or ``None``."""
     if output.output_type == "stream":
-        # A carriage return rewrites its line: only what stood there last was meant to stay.
-        lines = [line.rsplit("\r", 1)[-1] for line in output.text.replace("\r\n", "\n").rstrip("\r").split("\n")]
-        if output.name == "stderr":
-            lines = [line for line in lines if not _BAR.search(line)]
+        bars = output.name == "stderr"
+        lines = [line for line in output.text.splitlines() if not (bars and _BAR.search(line))]
         output.text = _shortened("\n".join(lines))
         return output if output.text.strip() else None
     if output.output_type in ("display_data", "execute_result"):
@@ -195,8 +180,7 @@ def _clean_output(output: NotebookNode) -> NotebookNode | None:
         output.data = {mime: data for mime, data in output.data.items() if mime in _SHOWN}
         if "text/plain" in output.data:
             output.data["text/plain"] = _shortened(output.data["text/plain"])
-        output = nbformat.from_dict(output)
-        return output if output.data else None
+        return nbformat.from_dict(output) if output.data else None
     return output
 
 
@@ -216,10 +200,6 @@ def _drop_largest_picture(nb: NotebookNode) -> bool:
     if not sizes:
         return False
     place, mime = max(sizes, key=lambda key: (key[1] in _PICTURES, sizes[key]))
-    said = f"left out here, being large ({sizes[place, mime] // 1000} kB): see the notebook"
-    outputs[place].data = nbformat.from_dict({"text/plain": said})
+    notice = f"left out here, being large ({sizes[place, mime] // 1000} kB): see the notebook"
+    outputs[place].data = nbformat.from_dict({"text/plain": notice})
     return True
-
-
-def _joined(text: str | list[str]) -> str:
-    return text if isinstance(text, str) else "".join(text)

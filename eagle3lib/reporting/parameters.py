@@ -193,13 +193,13 @@ def input_error(error: ValidationError, where: str, known: Iterable[str] = ()) -
     own = first.get("ctx", {}).get("error")
     place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).lstrip(".")
     if isinstance(own, InputError):
-        return InputError(where + own.where, own.found, own.expected, own.cure)
+        return InputError(where + (place or own.where), own.found, own.expected, own.cure)
     if first["type"] == "extra_forbidden":
         return InputError(where + place, "an unknown name", "a known one", nearest(str(first["loc"][-1]), known))
     if first["type"] == "missing":
         return InputError(where + place, f"no {first['loc'][-1]}", "this key, which is required")
     expected = first["msg"].removeprefix("Value error, ")
-    return InputError(where + place, repr(first["input"])[:80], expected[0].lower() + expected[1:])
+    return InputError((where + place).removesuffix(": "), repr(first["input"])[:80], expected[0].lower() + expected[1:])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

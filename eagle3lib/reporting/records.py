@@ -2,7 +2,7 @@
 
     run = start("02_manual_forward", globals())   # after the parameters and the imports
     p = run.filled_in()                           # the parameters, or what is to be filled in
-    run.note(finding)
+    run.add_findings(finding)
     run.finish({"depths": depths})                # or finish(results, partial="no samples given")
 
 No record, no result: a run whose kernel died, or whose input was refused, leaves none, not even an older one.
@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 from tqdm import tqdm
 
@@ -35,15 +35,9 @@ from eagle3lib.reporting.provenance import provenance
 
 SCHEMA = 1
 Item = TypeVar("Item")
-#: Text that a record of another making may leave out.
+#: A record of another making may leave these out, or null.
 OptionalText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
-
-
-def _edit(edit: dict[str, Any]) -> dict[str, Any]:
-    """``findings.finding.Edit`` as JSON; one without a place or key is passed over by its readers."""
-    if not all(isinstance(edit.get(name, ""), str) for name in ("where", "key")):
-        raise ValueError("where and key as text")
-    return edit
+OptionalList = Annotated[list[dict[str, Any]], BeforeValidator(lambda value: [] if value is None else value)]
 
 
 class RecordedFinding(BaseModel):
@@ -56,10 +50,14 @@ class RecordedFinding(BaseModel):
     evidence: OptionalText = ""
     consequence: OptionalText = ""
     remedy: OptionalText = ""
-    edits: Annotated[
-        list[Annotated[dict[str, Any], AfterValidator(_edit)]],
-        BeforeValidator(lambda value: [] if value is None else value),
-    ] = []
+    edits: OptionalList = []
+
+    @field_validator("edits")
+    @classmethod
+    def _places_are_text(cls, edits: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not all(isinstance(edit.get(name, ""), str) for edit in edits for name in ("where", "key")):
+            raise ValueError("where and key as text")
+        return edits
 
 
 class Record(BaseModel):
@@ -91,15 +89,15 @@ class Run:
         check_filled_in(self.notebook, self.parameters.model_copy(update=changed))
         return self.parameters
 
-    def note(self, *findings: Finding) -> None:
-        """Add findings to the record; running a cell twice adds nothing twice."""
+    def add_findings(self, *findings: Finding) -> None:
+        """Put findings into the record; running a cell twice adds nothing twice."""
         self.findings += [finding for finding in findings if finding not in self.findings]
 
     def progress(self, items: Iterable[Item], what: str) -> Iterator[Item]:
         """``items``, with a bar on stderr: plain text, since a widget's bar is lost in a saved notebook."""
         yield from tqdm(items, what, file=sys.stderr, mininterval=0.5, ncols=100, ascii=True)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """A line about a finished point, on stderr beside the bar; pages leave it out."""
         tqdm.write(line, file=sys.stderr)
 
@@ -141,6 +139,16 @@ class Run:
         path = self.run_dir / f"{self.notebook}.{name}.png"
         figure.savefig(path, dpi=150, bbox_inches="tight")
         return path
+
+    def show(self, name: str, figure: Any, words: str = "") -> None:
+        """Save and show a matplotlib figure, ``None`` where nothing can be drawn, and below it what it means."""
+        from IPython.display import Pretty, display
+
+        if figure is not None:
+            self.save_figure(figure, name)
+            display(figure)
+        if words:
+            display(Pretty(mask(words)))
 
     def finish(self, results: Mapping[str, Any], partial: str = "") -> None:
         """Write ``<run_dir>/<stem>.json`` atomically. ``partial``: why a part of the answer is missing."""

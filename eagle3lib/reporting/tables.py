@@ -1,4 +1,7 @@
-"""One function a table: frozen results in, an HTML table out, every foreign string escaped."""
+"""Tables and sentences of the notebooks: rows in, a styled pandas table out.
+
+``table(...).data`` is the DataFrame itself, to sort, filter and export. Secrets and home folders are masked in it.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,20 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from pandas.io.formats.style import Styler
 
+from eagle3lib.findings.finding import by_severity
+from eagle3lib.findings.verdict import role
+from eagle3lib.measuring.rates import Rate
 from eagle3lib.reporting.privacy import mask
 
 if TYPE_CHECKING:
-    from IPython.display import HTML
+    from IPython.display import Pretty
 
     from eagle3lib.findings.finding import Finding
     from eagle3lib.findings.verdict import Diagnosis
     from eagle3lib.measuring.acceptance import Acceptance
     from eagle3lib.measuring.accuracy import Evaluation
-    from eagle3lib.measuring.rates import Rate
     from eagle3lib.measuring.replay import StageDiff
     from eagle3lib.measuring.served import ServedPrediction
     from eagle3lib.measuring.streams import StreamMatch
@@ -30,95 +36,62 @@ SIGNS = {"error": "✖ error", "warning": "▲ warning", "note": "· note"}
 NOTHING = "–"
 #: All or none of fewer cases than this: resampling them gives an interval of no width, which says nothing.
 FEW = 30
-#: JupyterLab sets tables flush right, which suits numbers alone.
-LEFT = 'style="text-align:left;vertical-align:top"'
 
 
-def table(rows: Iterable[Mapping[str, Any]], empty: str = "Nothing to show.") -> HTML:
-    """``rows`` as an HTML table; the first row's keys are the columns."""
-    from IPython.display import HTML
-
-    frame = pd.DataFrame(list(rows))
-    if frame.empty:
-        return HTML(f"<p>{empty}</p>")
-    with pd.option_context("display.max_colwidth", None):
-        text = frame.map(_cell).to_html(index=False, escape=True, border=0)
-    return HTML(mask(text.replace("<td>", f"<td {LEFT}>").replace("<th>", f"<th {LEFT}>")))
+def rows_of(objects: Iterable[object], *names: str) -> list[dict[str, Any]]:
+    """One row an object, its columns the attributes of these names."""
+    return [{name: getattr(each, name) for name in names} for each in objects]
 
 
-def findings(found: Sequence[Finding]) -> HTML:
-    """What was found: errors first; one block a finding, for its sentences want room."""
-    from eagle3lib.findings.finding import by_severity
-
-    return _blocks(
-        (
-            (
-                f"{SIGNS[finding.severity]}  {finding.kind}",
-                {
-                    "where": finding.subject,
-                    "evidence": finding.evidence,
-                    "consequence": finding.consequence,
-                    "remedy": finding.remedy,
-                },
-            )
-            for finding in by_severity(list(found))
-        ),
-        "No finding: nothing here contradicts anything.",
-    )
+def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a DataFrame. A rate becomes its value and, in a column beside it, its counts and 95 % interval."""
+    rows = list(rows)
+    rates = {name for row in rows for name, value in row.items() if isinstance(value, Rate)}
+    flat: list[dict[str, Any]] = []
+    for row in rows:
+        flat.append({})
+        for name, value in row.items():
+            flat[-1][name] = value.value if isinstance(value, Rate) else value
+            if name in rates:
+                flat[-1][f"{name}: counts, 95 %"] = counts(value) if isinstance(value, Rate) else ""
+    return pd.DataFrame(mask(flat), dtype=object).infer_objects()
 
 
-def _blocks(entries: Iterable[tuple[str, Mapping[str, Any]]], empty: str) -> HTML:
-    """A heading and its facts, one below the other."""
-    from IPython.display import HTML
-
-    parts = []
-    for heading, facts in entries:
-        rows = "".join(
-            f"<tr><th {LEFT}>{escape(name)}</th><td {LEFT}>{escape(_cell(value))}</td></tr>"
-            for name, value in facts.items()
-        )
-        parts.append(f"<p><b>{escape(heading)}</b></p><table>{rows}</table>")
-    return HTML(mask("".join(parts)) or f"<p>{empty}</p>")
+def table(rows: Iterable[Mapping[str, Any]], empty: str = "Nothing to show.") -> Styler:
+    """``frame(rows)`` as a notebook shows it, every string escaped; without rows the sentence ``empty``."""
+    found = frame(rows)
+    style = Styler(found, cell_ids=False).hide(axis="index").format(lambda value: escape(cell(value)))
+    left = {"selector": "th, td", "props": "text-align: left; vertical-align: top; overflow-wrap: break-word"}
+    style = style.format_index(escape="html", axis="columns").set_table_styles([left])
+    return style if len(found) else style.set_caption(escape(empty))
 
 
-def diagnosis(found: Sequence[Diagnosis]) -> HTML:
-    """What is wrong, most likely first."""
-    from eagle3lib.findings.catalogue import is_symptom
+def text(words: str) -> Pretty:
+    """A sentence or several, shown as they are."""
+    from IPython.display import Pretty
 
-    return _blocks(
-        (
-            (
-                f"{place}. {entry.kind}, {entry.confidence:.0%} sure" + " (a symptom)" * is_symptom(entry.kind),
-                {
-                    "seen in": ", ".join(entry.notebooks),
-                    "evidence": entry.evidence,
-                    "consequence": entry.consequence,
-                    "remedy": entry.remedy,
-                },
-            )
-            for place, entry in enumerate(found, 1)
-        ),
-        "Nothing is wrong as far as was looked.",
-    )
+    return Pretty(mask(words))
 
 
-def text(words: str) -> HTML:
-    """A sentence, or several lines as they are."""
-    from IPython.display import HTML
-
-    tag = "pre" if "\n" in words.strip() else "p"
-    return HTML(f"<{tag}>{escape(mask(words))}</{tag}>")
-
-
-def rate(value: Rate | None) -> str:
-    """``61.0 % (610 / 1000; 57.2 to 64.9)``; the value alone where the source gives no counts."""
-    if value is None or value.value is None:
+def cell(value: Any) -> str:
+    """One cell in words."""
+    if value is None or (isinstance(value, float) and pd.isna(value)):
         return NOTHING
-    if value.numerator is None or value.denominator is None:
-        return f"{value.value:.1%}"
-    told = value.ci is not None and (value.ci[0] < value.ci[1] or value.denominator >= FEW)
-    interval = f"; {value.ci[0]:.1%} to {value.ci[1]:.1%}" if told else ""
-    return f"{value.value:.1%} ({value.numerator:g} / {value.denominator:g}{interval})"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(cell, value)) or NOTHING
+    return str(value)
+
+
+def counts(rate: Rate) -> str:
+    """``610 / 1000; 0.572 to 0.649``; nothing where the source gives no counts."""
+    if rate.value is None or rate.numerator is None or rate.denominator is None:
+        return ""
+    shown = rate.ci is not None and (rate.ci[0] < rate.ci[1] or rate.denominator >= FEW)
+    return f"{rate.numerator:g} / {rate.denominator:g}" + (f"; {span(rate.ci)}" if shown else "")
 
 
 def length(value: Rate | None) -> str:
@@ -128,70 +101,63 @@ def length(value: Rate | None) -> str:
     return f"{value.value:.3f}" + ("" if value.ci is None else f" ({value.ci[0]:.3f} to {value.ci[1]:.3f})")
 
 
-def samples(found: Survey, refused: Mapping[str, Any]) -> HTML:
+def span(values: Sequence[float]) -> str:
+    """First to last."""
+    return f"{cell(values[0])} to {cell(values[-1])}"
+
+
+def findings(found: Sequence[Finding]) -> Styler:
+    """What was found, errors first."""
+    names = ("severity", "kind", "subject", "evidence", "consequence", "remedy")
+    rows = rows_of(by_severity(list(found)), *names)
+    signed = [{**row, "severity": SIGNS[row["severity"]]} for row in rows]
+    return table(signed, "No finding: nothing here contradicts anything.")
+
+
+def diagnosis(found: Sequence[Diagnosis]) -> Styler:
+    """What is wrong, most likely first."""
+    rows = rows_of(found, "kind", "confidence", "notebooks", "evidence", "consequence", "remedy")
+    return table(
+        [{**row, "role": role(row["kind"])} for row in rows], "Nothing is wrong as far as the notebooks looked."
+    )
+
+
+def samples(found: Survey, refused: Mapping[str, Any]) -> Styler:
     """What the samples are, what was decided about their states, and which files were refused."""
-    rows = [
-        {"": "samples", "value": len(found.lengths)},
-        {"": "tokens", "value": sum(found.lengths)},
-        {"": "of them generated by the target", "value": found.coverage.denominator},
-        {"": "boundaries at hand", "value": f"{len(found.boundaries)}: {span(found.boundaries)}"},
-        {"": "layout", "value": ", ".join(found.layouts)},
-        {"": "last state", "value": found.last.summary()},
-    ]
-    return table(rows + [{"": f"refused: {name}", "value": str(error)} for name, error in refused.items()])
+    rows = {
+        "samples": len(found.lengths),
+        "tokens": sum(found.lengths),
+        "of them generated by the target": found.coverage.denominator,
+        "boundaries at hand": f"{len(found.boundaries)}: {span(found.boundaries)}",
+        "layout": ", ".join(found.layouts),
+        "last state": found.last.summary(),
+        **{f"refused: {name}": str(error) for name, error in refused.items()},
+    }
+    return table({"": name, "value": value} for name, value in rows.items())
 
 
-def depths(evaluation: Evaluation) -> HTML:
-    """Accuracy per depth, and the accept length that each number of steps gives."""
+def depths(evaluation: Evaluation) -> Styler:
+    """Accuracy per depth, and the accept length that num_steps = depth gives."""
+    rows = rows_of(evaluation.depths(), "depth", "accuracy", "conditional", "cumulative")
+    return table({**row, "accept_length": evaluation.accept_length(row["depth"])} for row in rows)
+
+
+def sources(found: Sequence[Acceptance]) -> Styler:
+    """Every source of acceptance, each under its own definition."""
+    names = ("source", "kind", "definition", "verify_steps", "accept_length", "completion_length", "histogram")
+    return table(rows_of(found, *names), "No source: neither samples, nor a training report, nor an engine report.")
+
+
+def agreements(predictions: Sequence[ServedPrediction]) -> Styler:
+    """Verify steps that accepted exactly the predicted number of drafts (``equal``), of all compared."""
+    rows = rows_of((each.agreement for each in predictions), "equal", "steps", "ordered_steps", "left_out")
     return table(
-        {
-            "depth": row.depth,
-            "accuracy": rate(row.accuracy),
-            "conditional": rate(row.conditional),
-            "cumulative": rate(row.cumulative),
-            "accept length with num_steps = depth": length(evaluation.accept_length(row.depth)),
-        }
-        for row in evaluation.depths()
-    )
-
-
-def sources(found: Sequence[Acceptance]) -> HTML:
-    """Every account of acceptance, each under its own definition."""
-    return table(
-        (
-            {
-                "source": source.source,
-                "kind": source.kind,
-                "what it counts": source.definition,
-                "verify steps": source.verify_steps,
-                "accept length, bonus in": length(source.accept_length),
-                "completion tokens / steps": length(source.completion_length),
-                "histogram": source.histogram,
-            }
-            for source in found
-        ),
-        "No source: neither samples, nor a training report, nor an engine report.",
-    )
-
-
-def agreements(predictions: Sequence[ServedPrediction]) -> HTML:
-    """Verify steps that accepted exactly the predicted number of drafts."""
-    return table(
-        (
-            {
-                "served": each.source,
-                "steps as predicted": f"{each.agreement.equal} of {each.agreement.steps}",
-                "of them compared in order": each.agreement.ordered_steps,
-                "by the request's histogram": each.agreement.steps - each.agreement.ordered_steps,
-                "left out": each.agreement.left_out,
-            }
-            for each in predictions
-        ),
+        ({"source": each.source, **row} for each, row in zip(predictions, rows, strict=True)),
         "Not compared: that needs an engine report that holds the token ids of its requests.",
     )
 
 
-def captures(found: Sequence[Capture]) -> HTML:
+def captures(found: Sequence[Capture]) -> Styler:
     """What was captured, request by request."""
     return table(
         {
@@ -205,63 +171,32 @@ def captures(found: Sequence[Capture]) -> HTML:
     )
 
 
-def streams(matches: Sequence[StreamMatch], why: str) -> HTML:
-    """Which boundary each stream is, and which it should be."""
-    rows = [
-        {
-            "stream": match.stream,
-            "is boundary": "none" if match.boundary is None else match.boundary,
-            "trained on": match.expected_boundary,
-            "": "" if match.expected_boundary in (None, match.boundary) else "✖",
-            "cosine": match.cosine,
-            "relative error": match.relative_error,
-            "row shift": match.shift,
-            "runner-up": f"{match.runner_up} ({match.runner_up_cosine:.3f})",
-            "trained on, says": why,
-        }
-        for match in matches
-    ]
-    return table(rows, escape(f"Not compared: {why}."))
+def streams(matches: Sequence[StreamMatch], expected_from: str) -> Styler:
+    """Which boundary each stream is, and which it should be; ``expected_from``: who says so, or why none is matched."""
+    names = ("stream", "boundary", "expected_boundary", "cosine", "relative_error", "shift")
+    rows = rows_of(matches, *names, "runner_up", "runner_up_cosine")
+    for row in rows:
+        row["as_trained"] = None if row["expected_boundary"] is None else row["boundary"] == row["expected_boundary"]
+    shown = table(rows, f"Not compared: {expected_from}.")
+    return shown.set_caption(escape(f"Expected boundaries: {expected_from}")) if rows else shown
 
 
-def stages(diffs: Sequence[StageDiff], reason: str = "") -> HTML:
+def stages(diffs: Sequence[StageDiff], reason: str = "") -> Styler:
     """Ours against the engine's, in execution order; ``reason``: why there is none."""
+    empty = reason or "The capture holds what entered fc alone: nothing inside the draft to compare."
+    return table(rows_of(diffs, "stage", "ok", "relative", "tolerance", "max_abs", "cosine"), empty)
+
+
+def sweep(summaries: Sequence[Summary]) -> Styler:
+    """Every setting at every load, with 95 % intervals."""
+    measured = ("tokens_per_second", "tokens_per_second_ci", "accept_length", "speedup", "speedup_ci", "repeats")
     return table(
-        (
-            {
-                "stage": diff.stage,
-                "": "✔" if diff.ok else "✖",
-                "relative error": f"{diff.relative:.1e}",
-                "tolerance": f"{diff.tolerance:.0e}",
-                "largest difference": f"{diff.max_abs:.1e}",
-                "cosine": f"{diff.cosine:.6f}",
-            }
-            for diff in diffs
-        ),
-        escape(reason) or "The capture holds what entered fc alone: nothing inside the draft to compare.",
+        rows_of(summaries, "num_steps", "topk", "num_draft_tokens", "concurrency", *measured, "status", "reason")
     )
 
 
-def sweep(summaries: Sequence[Summary]) -> HTML:
-    """Every setting at every load."""
-    return table(
-        {
-            "steps / topk / tokens": "no speculation" if not any(s.setting) else "/".join(map(str, s.setting)),
-            "in flight": s.concurrency,
-            "tokens/s": s.tokens_per_second,
-            "95 %": None if s.tokens_per_second_ci is None else span(s.tokens_per_second_ci),
-            "accept length": s.accept_length,
-            "speed-up": s.speedup,
-            "95 % ": None if s.speedup_ci is None else span(s.speedup_ci),
-            "repeats": s.repeats,
-            "state": s.status + (f": {s.reason}" if s.reason else ""),
-        }
-        for s in summaries
-    )
-
-
-def recommendation(by_load: Mapping[str, Any], on_cpu: bool) -> HTML:
-    """The setting to serve at each load; where nothing was measured beside no speculation, that is said."""
+def recommendation(by_load: Mapping[str, Any], on_cpu: bool) -> Pretty:
+    """The setting to serve at each load; a load without a measurement of no speculation is named as such."""
     words = "; ".join(
         f"{load} in flight: {'/'.join(map(str, best.values())) if isinstance(best, dict) else best or 'not measured'}"
         for load, best in by_load.items()
@@ -271,20 +206,3 @@ def recommendation(by_load: Mapping[str, Any], on_cpu: bool) -> HTML:
         "this says nothing about a GPU."
     )
     return text(words + "." + remark * on_cpu)
-
-
-def span(values: Sequence[float]) -> str:
-    """First to last."""
-    return f"{_cell(values[0])} to {_cell(values[-1])}"
-
-
-def _cell(value: Any) -> str:
-    if value is None or (isinstance(value, float) and pd.isna(value)):
-        return NOTHING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_cell(item) for item in value) or NOTHING
-    return str(value)

@@ -1,4 +1,4 @@
-"""Notebook 01 and 06 in words: the engine beside the trainer, and what each record says."""
+"""Notebooks 01, 02 and 06: the engine beside the trainer, the draft beside its training, the records side by side."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from eagle3lib.findings.wiring_rules import overlap
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import DEFINITIONS
-from eagle3lib.reporting.tables import NOTHING, SIGNS, length, rate, table, text
+from eagle3lib.reporting.tables import NOTHING, SIGNS, rows_of, table, text
 
 if TYPE_CHECKING:
-    from IPython.display import HTML
+    from IPython.display import Pretty
+    from pandas.io.formats.style import Styler
 
     from eagle3lib.findings.inspection import Inspection
     from eagle3lib.findings.verdict import Verdict
     from eagle3lib.maths.trace import Stage
     from eagle3lib.measuring.accuracy import Evaluation
-    from eagle3lib.measuring.rates import Rate
     from eagle3lib.measuring.survey import Survey
     from eagle3lib.measuring.wiring_search import Search
     from eagle3lib.reading.training_reports import TrainingReport
@@ -33,7 +33,7 @@ ANSWERS = {
 }
 
 
-def side_by_side(inspection: Inspection) -> HTML:
+def side_by_side(inspection: Inspection) -> Styler:
     """What the engine will do, beside what the draft was trained for; disagreements are marked."""
     rows = []
     for name, engine, trained in _pairs(inspection):
@@ -63,7 +63,7 @@ def _pairs(inspection: Inspection) -> list[tuple[str, Any, Any]]:
     return [*pairs, ("head", served.head, trained.switches.head), ("embedding", served.embedding, None)]
 
 
-def effect(inspection: Inspection) -> HTML:
+def effect(inspection: Inspection) -> Styler:
     """What these ids and flags come to, in a few lines: the static twin of the form."""
     served, speculation = inspection.served, inspection.served.speculation
     rows = [
@@ -112,7 +112,7 @@ def _named(found: object, *names: str) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names}
 
 
-def wiring(found: Wiring, words: str) -> HTML:
+def wiring(found: Wiring, words: str) -> Styler:
     """The wiring that is measured, where it departs from classic EAGLE-3; ``words`` say which it is."""
     usual = Wiring(found.boundaries)
     switches = [{"switch": name, "value": here} for name, (_, here) in usual.differences(found).items()]
@@ -125,72 +125,52 @@ def wiring(found: Wiring, words: str) -> HTML:
     ])  # fmt: skip
 
 
-def trace(stages: Sequence[Stage]) -> HTML:
-    """One position through the draft."""
-    return table(
-        {
-            "depth": stage.depth,
-            "stage": stage.name,
-            "shape of a row": " x ".join(map(str, stage.shape)) or "one",
-            "RMS": NOTHING if stage.name == "proposed" else stage.rms,
-            "first values": ", ".join(f"{value:.{9 if stage.name == 'proposed' else 3}g}" for value in stage.first),
-            "what happens": stage.note,
-        }
-        for stage in stages
-    )
+def trace(stages: Sequence[Stage]) -> Styler:
+    """One position through the draft; what is proposed is a token id, the other values are a row's first."""
+    rows = rows_of(stages, "depth", "name", "shape", "rms", "first", "note")
+    for row in rows:
+        row["first"] = ", ".join(f"{value:.{9 if row['name'] == 'proposed' else 3}g}" for value in row["first"])
+    return table(rows)
 
 
-def training(reports: Sequence[TrainingReport], evaluation: Evaluation) -> HTML:
+def training(reports: Sequence[TrainingReport], evaluation: Evaluation) -> Styler:
     """What is measured here under each trainer's own definition, and what training reported, like beside like."""
-    said = {f"{report.trainer} {report.metric}": report for report in reports}
-    ours = evaluation.trainers()
+    reported = {f"{report.trainer} {report.metric}": report for report in reports}
+    measured = {name: [rate.value for rate in rates] for name, rates in evaluation.trainers().items()}
     rows = [
-        {"definition": name, "what it counts": DEFINITIONS[name], "measured here": _shares(ours[name]),
-         "training reported": _values(said.pop(name, None))}
-        for name in ours
-    ]  # fmt: skip
-    rows += [
-        {"definition": name, "what it counts": report.definition, "measured here": NOTHING,
-         "training reported": _values(report)}
-        for name, report in said.items()
-    ]  # fmt: skip
+        {
+            "definition": name,
+            "what it counts": DEFINITIONS[name] if name in measured else reported[name].definition,
+            "measured here": measured.get(name),
+            "training reported": reported[name].values if name in reported else None,
+        }
+        for name in {**measured, **reported}
+    ]
     return table(rows, "Nothing says what the target would say: no last state is at hand, and no report was given.")
 
 
-def _shares(rates: Sequence[Rate]) -> str:
-    return ", ".join(NOTHING if each.value is None else f"{each.value:.4f}" for each in rates)
-
-
-def _values(report: TrainingReport | None) -> str:
-    return NOTHING if report is None else ", ".join(f"{value:.4g}" for value in report.values)
-
-
-def traffic(own: Evaluation, samples: Survey, served: Evaluation | None, other: Survey | None) -> HTML:
+def traffic(own: Evaluation, samples: Survey, served: Evaluation | None, other: Survey | None) -> Styler:
     """The samples beside recorded traffic, and whether their intervals overlap."""
     if served is None or other is None:
-        return text("No traffic was given.")
-    rows: list[dict[str, Any]] = []
+        return table([], "No traffic was given.")
+    steps = len(own.depths())
     pairs = [(f"depth {mine.depth}, conditional", mine.conditional, theirs.conditional)
              for mine, theirs in zip(own.depths(), served.depths(), strict=True)]  # fmt: skip
     pairs.append(("coverage of the draft vocabulary", samples.coverage, other.coverage))
-    for name, mine, theirs in pairs:
-        rows.append({"": name, "samples": rate(mine), "traffic": rate(theirs), "intervals": overlap(mine, theirs)})
-    steps = len(own.depths())
-    mine, theirs = own.accept_length(steps), served.accept_length(steps)
-    rows.append({"": f"accept length, {steps} steps", "samples": length(mine), "traffic": length(theirs),
-                 "intervals": overlap(mine, theirs)})  # fmt: skip
+    pairs.append((f"accept length, {steps} steps", own.accept_length(steps), served.accept_length(steps)))
+    rows = [{"": name, "samples": mine, "traffic": theirs, "intervals": overlap(mine, theirs)}
+            for name, mine, theirs in pairs]  # fmt: skip
     spans = [("prompt, tokens (least / median / most)", samples.prompts, other.prompts),
              ("in all, tokens", samples.lengths, other.lengths)]  # fmt: skip
     spans += [(f"boundary {k}, RMS of a typical row", samples.norms[k], other.norms.get(k, ())) for k in samples.norms]
-    rows += [{"": name, "samples": _middle(a), "traffic": _middle(b), "intervals": ""} for name, a, b in spans]
-    return table(rows)
+    return table(rows + [{"": name, "samples": _middle(a), "traffic": _middle(b)} for name, a, b in spans])
 
 
 def _middle(values: Sequence[float]) -> str:
     return f"{min(values):.4g} / {median(values):.4g} / {max(values):.4g}" if values else NOTHING
 
 
-def answer(found: str, search: Search | None, measured: str, worse_on_traffic: bool) -> HTML:
+def answer(found: str, search: Search | None, measured: str, worse_on_traffic: bool) -> Pretty:
     """Notebook 02's answer in one sentence, with the numbers it rests on; ``measured``: which wiring that was."""
     words = ANSWERS[found]
     if worse_on_traffic and search is not None and search.answer in ("sound", "wiring"):
@@ -213,22 +193,19 @@ def answer(found: str, search: Search | None, measured: str, worse_on_traffic: b
     return text(words + numbers)
 
 
-def headline(verdict: Verdict) -> HTML:
+def headline(verdict: Verdict) -> Pretty:
     """The verdict in two sentences."""
     words = {True: "Healthy.", False: "Not healthy.", None: "Not enough evidence to say."}[verdict.healthy]
     return text(f"{words} {verdict.next_step}")
 
 
-def evidence(records: Mapping[str, Any], missing: Mapping[str, str]) -> HTML:
+def evidence(records: Mapping[str, Any], missing: Mapping[str, str]) -> Styler:
     """One row a notebook: its status, and its findings by severity."""
     rows = []
-    for stem in sorted({*records, *missing}):
-        if stem.startswith("06"):
-            continue
-        record = records.get(stem)
-        found = [] if record is None else record["findings"]
-        counts = {name: sum(f["severity"] == name for f in found) for name in SIGNS}
-        kinds = ", ".join(f["kind"] for f in found if f["severity"] != "note")
-        rows.append({"notebook": stem, "status": record["status"] if record else missing[stem], **counts,
-                     "errors and warnings": kinds or NOTHING})  # fmt: skip
+    for stem in sorted({*records, *missing} - {"06_verdict"}):
+        found = records[stem]["findings"] if stem in records else []
+        by_severity = {name: sum(finding["severity"] == name for finding in found) for name in SIGNS}
+        kinds = [finding["kind"] for finding in found if finding["severity"] != "note"]
+        status = records[stem]["status"] if stem in records else missing[stem]
+        rows.append({"notebook": stem, "status": status, **by_severity, "errors and warnings": kinds})
     return table(rows)

@@ -8,9 +8,11 @@ it reads the kernel's replies from, loses one now and then, and a headless run h
 from __future__ import annotations
 
 import json
+from html import escape
 from typing import TYPE_CHECKING
 
 import ipywidgets
+from pandas.io.formats.style import Styler
 
 from eagle3lib.errors import InputError
 from eagle3lib.reading.points import FIELDS
@@ -19,7 +21,7 @@ from eagle3lib.reporting import tables, views
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from IPython.display import HTML
+    from IPython.display import Pretty
 
     from eagle3lib.findings.inspection import Inspection
     from eagle3lib.measuring.rates import Rate
@@ -37,7 +39,7 @@ def what_if(inspection: Inspection) -> ipywidgets.VBox:
         layout=WIDE, rows=4,
     )  # fmt: skip
 
-    def shown() -> HTML:
+    def shown() -> Pretty | Styler:
         try:
             asked = json.loads(ids.value or "null")
         except ValueError:
@@ -63,20 +65,22 @@ def settings_form(settings: Mapping[tuple[int, int, int], Rate], in_force: tuple
         for name, options, value in zip(FIELDS, choices, in_force, strict=True)
     }
 
-    def shown() -> HTML:
+    def shown() -> Pretty | Styler:
         num_steps, topk, tokens = (slider.value for slider in sliders.values())
         return tables.text(predicted(settings, (num_steps, topk, tokens), in_force))
 
     return _live(shown, *sliders.values())
 
 
-def _live(shown: Callable[[], HTML], *controls: ipywidgets.ValueWidget) -> ipywidgets.VBox:
+def _live(shown: Callable[[], Pretty | Styler], *controls: ipywidgets.ValueWidget) -> ipywidgets.VBox:
     """The controls, and below them what ``shown`` gives, drawn anew when one of them changes."""
-    below = ipywidgets.HTML(shown().data)
+    below = ipywidgets.HTML()
 
-    def draw(change: object) -> None:
-        below.value = shown().data
+    def draw(change: object = None) -> None:
+        now = shown()
+        below.value = now.to_html() if isinstance(now, Styler) else f"<p>{escape(now.data)}</p>"
 
+    draw()
     for control in controls:
         control.observe(draw, "value")
     return ipywidgets.VBox([*controls, below])
