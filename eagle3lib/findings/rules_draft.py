@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from eagle3lib.engine.engine_config import ARCHITECTURES
-from eagle3lib.findings.catalogue import make_finding
+from eagle3lib.findings.catalogue import kind_of_switch, make_finding
 from eagle3lib.findings.edits import drop_flag, place_of, set_config, set_flags
 from eagle3lib.findings.finding import Edit, Finding, some
 from eagle3lib.findings.inspection import Inspection
@@ -74,16 +74,16 @@ def normed_residual(i: Inspection) -> Iterator[Finding]:
         yield make_finding("norm.before_residual", place, what)
 
 
-#: Norms that training may have run and the engine not: switch -> kind, what does not happen, tensors that show it.
+#: Norms that training may have run and the engine not: switch -> what does not happen, tensors that show it.
 _NORMS = {
-    "norm_output": ("norm.output", "feeds back the state before the norm", ()),
-    "norm_before_fc": ("norm.before_fc", "runs no norm before fc", ("input_norm.weight",)),
-    "fc_norm": ("norm.fc", "runs no norm per state before fc", ("fc_norm.0.weight", "aux_norm_low.weight")),
+    "norm_output": ("feeds back the state before the norm", ()),
+    "norm_before_fc": ("runs no norm before fc", ("input_norm.weight",)),
+    "fc_norm": ("runs no norm per state before fc", ("fc_norm.0.weight", "aux_norm_low.weight")),
 }
 
 
 def unserved_norms(i: Inspection) -> Iterator[Finding]:
-    for name, (kind, undone, tensors) in _NORMS.items():
+    for name, (undone, tensors) in _NORMS.items():
         if not getattr(i.trained.switches, name) or getattr(i.served, name):
             continue
         held = i.tensor(*tensors) if tensors else None
@@ -99,7 +99,8 @@ def unserved_norms(i: Inspection) -> Iterator[Finding]:
             why = "the MLA draft has no such norm"
         else:
             cure, why = set_config(place_of(name, i), True), f"it reads the top-level {name}"
-        yield make_finding(kind, name, f"{shown}; SGLang {i.served.version} {undone}: {why}.", **cure)
+        what = f"{shown}; SGLang {i.served.version} {undone}: {why}."
+        yield make_finding(kind_of_switch(name), name, what, **cure)
 
 
 def norm_meanings(i: Inspection) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ def search_findings(search: Search, inspection: Inspection) -> Iterator[Finding]
         first, under = best.conditional_depth1, f"Under the best wiring tried ({best.change})"
         # An idle column block: a stream is known to be none of those trained on, so that the layers may be to blame.
         never = first.ci is not None and first.ci[1] < NEVER and not search.idle_slots
-        yield _mismatched(first, under) if never else _poor(first, under)
+        yield _poor(first, under, never)
 
 
 def _changes(search: Search, better: Candidate, inspection: Inspection) -> Iterator[Finding]:
@@ -78,14 +78,13 @@ def _set_switch(switch: str, wanted: Wiring, inspection: Inspection) -> dict[str
     return set_config(field, value)
 
 
-def _poor(first: Rate, under: str) -> Finding:
-    evidence = f"{under} the first position is right in {_share(first)} of all starts, below {GOOD_FIRST:.0%}."
+def _poor(first: Rate, under: str, never: bool = False) -> Finding:
+    """``never``: next to nothing is right, so that more training would not help."""
+    limit = NEVER if never else GOOD_FIRST
+    evidence = f"{under} the first position is right in {_share(first)} of all starts, below {limit:.0%}."
+    if never:
+        return make_finding("vocab.head_mismatch", "d2t and lm_head.weight", evidence, case="measured")
     return make_finding("quality.undertrained", "the draft's weights", evidence)
-
-
-def _mismatched(first: Rate, under: str) -> Finding:
-    evidence = f"{under} the first position is right in {_share(first)} of all starts: next to never."
-    return make_finding("vocab.head_mismatch", "d2t and lm_head.weight", evidence, case="measured")
 
 
 def measured_wiring(inspection: Inspection, dataset: Iterable[SampleStates]) -> tuple[Wiring, str]:
