@@ -47,23 +47,23 @@ def unsupported(i: Inspection) -> Iterator[Finding]:
     def held(pattern: str) -> list[str]:
         return [name for name in i.tensors if re.search(pattern, name)]
 
-    features = []  # subject, what was trained
+    found = partial(make_finding, "arch.unsupported")
     for pattern, subject, feature in _LEFT_OUT:
         names = held(pattern)
         if names and not (i.draft.mla and "norm" in subject):  # MLA has such norms of its own
-            features.append((subject or names[0], f"{feature} ({some(names, 1)})"))
+            yield found(subject or names[0], f"The weights were trained with {feature} ({some(names, 1)}).")
     deeper = held(r"layers\.[1-9]\d*\.input_layernorm\.weight$")
     if i.refusals("layers"):
-        features.append(("num_hidden_layers", f"{i.draft.layers} draft layers (the engine raises on more than 1)"))
+        yield found(
+            "num_hidden_layers", f"Trained with {i.draft.layers} draft layers: the engine raises on more than 1."
+        )
     elif deeper and not held(r"layers\.[1-9]\d*\.hidden_norm\.weight$"):
-        what = f"{deeper[0]}: from the second layer on SGLang applies hidden_norm, which stays at ones"
-        features.append((deeper[0], what))
+        what = f"{deeper[0]}: from the second layer on SGLang applies hidden_norm, which stays at ones."
+        yield found(deeper[0], what)
     taken = fc_states(i)
     if taken and taken[:2] == (1, i.draft.hidden_size):
-        what = f"one captured state as wide as the embedding ({taken[1]}): by that width SGLang decides to skip fc"
-        features.append(("fc.weight", what))
-    for subject, what in features:
-        yield make_finding("arch.unsupported", subject, f"The weights were trained with {what}.")
+        what = f"fc takes one state as wide as the embedding ({taken[1]}): by that width SGLang decides to skip fc."
+        yield found("fc.weight", what)
 
 
 def normed_residual(i: Inspection) -> Iterator[Finding]:
