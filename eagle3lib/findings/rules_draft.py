@@ -54,9 +54,7 @@ def unsupported(i: Inspection) -> Iterator[Finding]:
             yield found(subject or names[0], f"The weights were trained with {feature} ({some(names, 1)}).")
     deeper = held(r"layers\.[1-9]\d*\.input_layernorm\.weight$")
     if i.refusals("layers"):
-        yield found(
-            "num_hidden_layers", f"Trained with {i.draft.layers} draft layers: the engine raises on more than 1."
-        )
+        yield found("num_hidden_layers", f"Trained with {i.draft.layers} layers: the engine raises on more than 1.")
     elif deeper and not held(r"layers\.[1-9]\d*\.hidden_norm\.weight$"):
         what = f"{deeper[0]}: from the second layer on SGLang applies hidden_norm, which stays at ones."
         yield found(deeper[0], what)
@@ -160,9 +158,7 @@ def window(i: Inspection) -> Iterator[Finding]:
         cure = drop_flag(flag)
     elif i.served.version != "0.5.9" and not i.draft.mla:
         cure = set_flags({flag: trained - 1})
-        cure["remedy"] += (
-            f" SGLang counts the keys before the current one, the trained window of {trained} counts it too."
-        )
+        cure["remedy"] += f" SGLang counts the keys before the current one, the trained {trained} include it."
     what = f"Trained to see {seen}, served with {kept}: SGLang ignores sliding_window and layer_types."
     severity, effect = "note" if short else "warning", f"The same up to {limit} tokens, a step down beyond."
     yield make_finding("attention.window", "sliding_window", what, severity=severity, consequence=effect, **cure)

@@ -106,9 +106,7 @@ def context(i: Inspection) -> Iterator[Finding]:
         changes = {"case": "refused", **set_flags({"--context-length": limit})}
         changes["remedy"] += f" Or set {CONTEXT_OVERRIDE}=1 and expect a loss beyond {limit:,} tokens."
     elif prompt > limit:
-        changes["consequence"] = (
-            f"Prompts of {prompt:,} tokens exceed what the draft saw: acceptance falls with length."
-        )
+        changes["consequence"] = f"Prompts of {prompt:,} tokens are longer than the draft saw: acceptance falls."
     elif served and served > limit:
         overridden = i.launch.set_in_env(CONTEXT_OVERRIDE) or is_command(i.launch)
         changes["case"] = "allowed" if overridden else "longer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -214,12 +215,12 @@ def teacher_findings(last: LastState, first: Rate) -> Iterator[Finding]:
     ``first``: the first position right under the measured wiring. An error where that is poor.
     """
     wrong = None not in (last.normed, last.claimed) and last.normed != last.claimed
-    if wrong or last.foreign:
-        poor = first.value is not None and first.value < GOOD_FIRST
-        case, severity = "norm" if wrong else "foreign", "error" if poor and wrong else "warning"
-        yield make_finding(
-            "target.mismatch", "the samples' last state", f"{last.words()}.", case=case, severity=severity
-        )
+    poor = first.value is not None and first.value < GOOD_FIRST
+    found = partial(make_finding, "target.mismatch", "the samples' last state", f"{last.words()}.")
+    if wrong:
+        yield found(case="norm", severity="error" if poor else "warning")
+    elif last.foreign:
+        yield found(case="foreign")
 
 
 def overlap(a: Rate, b: Rate) -> str:
