@@ -97,10 +97,8 @@ def refused(i: Inspection) -> Iterator[Finding]:
 
 def context(i: Inspection) -> Iterator[Finding]:
     limit, served, prompt = draft_context(i.draft, i.launch, i.served.version), i.served.context, i.longest_prompt
-    what = (
-        f"The draft's config allows {limit:,} tokens; the served context is {f'{served:,}' if served else 'unknown'}, "
-        f"the longest prompt {prompt:,} (0: unknown)."
-    )
+    served_text = f"{served:,}" if served else "unknown"
+    what = f"Context in tokens: draft {limit:,}, served {served_text}, longest prompt {prompt:,} (0: unknown)."
     changes: dict[str, Any] = {}
     if i.refusals("context"):
         changes = {"case": "refused", **set_flags({"--context-length": limit})}
