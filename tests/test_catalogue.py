@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from eagle3lib.findings.catalogue import catalogue, catalogue_table, entry, make_finding, markdown
+from eagle3lib.findings.catalogue import catalogue, catalogue_table, entry, kind_of_switch, make_finding, markdown
+from eagle3lib.maths.wiring import Wiring
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,6 +37,11 @@ def test_every_kind_that_the_code_names_is_in_the_catalogue() -> None:
         if kind.split(".")[1] not in ("weight", "json")
     }
     assert named and not {kind for kind in named if entry(kind) is None}
+
+
+def test_every_switch_of_the_wiring_has_a_kind() -> None:
+    switches = {field.name for field in fields(Wiring)} - {"boundaries"}
+    assert all(switch in entry(kind_of_switch(switch)).switches for switch in switches)
 
 
 def test_a_case_says_what_differs_and_a_suffix_is_a_case() -> None:

@@ -132,14 +132,13 @@ def _repeats(ids: Tensor) -> int:
 
 def training_findings(report: TrainingReport) -> Iterator[Finding]:
     """``metric.*`` of a trainer's numbers; ``quality.undertrained`` as a note where it names few conversations."""
-    subject, definition = f"{report.source} {report.metric}", report.definition
+    subject, definition, samples = f"{report.source} {report.metric}", report.definition, report.training_samples
+    if report.meaning != "impossible" and samples is not None and samples < FEW_SAMPLES:
+        evidence = f"trained on {samples:,} conversations"
+        yield make_finding("quality.undertrained", subject, evidence, case="few samples")
     if report.meaning == "impossible":
         yield make_finding("metric.impossible", subject, definition, case="training")
-        return
-    if report.training_samples is not None and report.training_samples < FEW_SAMPLES:
-        evidence = f"trained on {report.training_samples:,} conversations"
-        yield make_finding("quality.undertrained", subject, evidence, case="few samples")
-    if report.meaning == "ambiguous":
+    elif report.meaning == "ambiguous":
         evidence = f"trainer {report.trainer or 'not named'}, metric {report.metric}: {definition}"
         yield make_finding("metric.definition", subject, evidence)
     elif report.draft_vocab_targets:

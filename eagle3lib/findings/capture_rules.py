@@ -43,10 +43,8 @@ def stage_findings(stages: Sequence[StageDiff]) -> Iterator[Finding]:
     """``capture.diverged``: from the same inputs the engine computes other numbers, first at this stage."""
     first = next((stage for stage in stages if not stage.ok), None)
     if first is not None:
-        evidence = (
-            f"On the engine's own inputs its {first.stage} differs from what these weights give: relative error "
-            f"{first.relative:.3g}, rounding allows {first.tolerance:.0e}; all stages before it agree."
-        )
+        apart = f"relative error {first.relative:.3g}, rounding allows {first.tolerance:.0e}"
+        evidence = f"On the engine's own inputs its {first.stage} differs from ours: {apart}; all stages before agree."
         yield make_finding("capture.diverged", first.stage, evidence)
 
 

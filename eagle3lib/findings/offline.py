@@ -187,13 +187,13 @@ def break_down(
 class _Predicted:
     """One sample: its chains of every length, the steps of the setting in force, and what is shown beside them.
 
-    ``textbook``: of a tree whose nodes attend to their own chains. ``why``: there is no expectation.
+    ``ancestors``: of a tree whose nodes attend to their own chains. ``why``: there is no expectation.
     """
 
     sample: Sample
     chains: Request
     steps: VerifySteps
-    textbook: VerifySteps | None
+    ancestors: VerifySteps | None
     expected: tuple[float, ...]
     why: str
 
@@ -201,17 +201,17 @@ class _Predicted:
 def _predict(pair: Pair, made: SampleStates, setting: Setting, temperature: float) -> _Predicted:
     draft, wiring, num_steps = pair.draft, pair.wiring, setting.num_steps
     chains = evaluate(draft, wiring, made.sample, made.stack(wiring.boundaries), max(MOST_STEPS, num_steps))
-    steps, textbook, counts, why = chains.steps[num_steps - 1], None, (), ""
+    steps, ancestors, counts, why = chains.steps[num_steps - 1], None, (), ""
     if setting.topk > 1:
         steps = predict(draft, wiring, made, setting).steps
-        textbook = predict(draft, wiring, made, setting, ancestors=True).steps
+        ancestors = predict(draft, wiring, made, setting, ancestors=True).steps
     if temperature and pair.rule != "greedy":
         try:
             counts = expected(draft, wiring, made, pair.target, setting, temperature, pair.rule)
         except InputError as error:
             why = f"What to expect at temperature {temperature:g} is left out. {error}"
     bare = replace(made.sample, states=None, last_hidden_state=None)  # a hundred conversations' are too many to hold
-    return _Predicted(bare, chains, steps, textbook, counts, why)
+    return _Predicted(bare, chains, steps, ancestors, counts, why)
 
 
 def _sources(
@@ -219,8 +219,8 @@ def _sources(
 ) -> tuple[Acceptance, ...]:
     made = [from_predictions([each.steps for each in requests], setting, "predicted for the samples")]
     if setting.topk > 1:
-        textbook = [each.textbook for each in requests if each.textbook]
-        made.append(from_predictions(textbook, setting, "what if: keys of true ancestors"))
+        ancestors = [each.ancestors for each in requests if each.ancestors]
+        made.append(from_predictions(ancestors, setting, "what if: keys of true ancestors"))
     if all(each.expected for each in requests) and any(sum(each.expected) for each in requests):
         definition = f"{rule} sampling, expectation along the samples' tokens; bonus token included"
         counts = [each.expected for each in requests]

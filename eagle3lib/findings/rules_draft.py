@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from eagle3lib.engine.engine_config import ARCHITECTURES
-from eagle3lib.findings.catalogue import make_finding
+from eagle3lib.findings.catalogue import kind_of_switch, make_finding
 from eagle3lib.findings.edits import drop_flag, place_of, set_config, set_flags
 from eagle3lib.findings.finding import Edit, Finding, some
 from eagle3lib.findings.inspection import Inspection
@@ -47,23 +47,21 @@ def unsupported(i: Inspection) -> Iterator[Finding]:
     def held(pattern: str) -> list[str]:
         return [name for name in i.tensors if re.search(pattern, name)]
 
-    features = []  # subject, what was trained
+    found = partial(make_finding, "arch.unsupported")
     for pattern, subject, feature in _LEFT_OUT:
         names = held(pattern)
         if names and not (i.draft.mla and "norm" in subject):  # MLA has such norms of its own
-            features.append((subject or names[0], f"{feature} ({some(names, 1)})"))
+            yield found(subject or names[0], f"The weights were trained with {feature} ({some(names, 1)}).")
     deeper = held(r"layers\.[1-9]\d*\.input_layernorm\.weight$")
     if i.refusals("layers"):
-        features.append(("num_hidden_layers", f"{i.draft.layers} draft layers (the engine raises on more than 1)"))
+        yield found("num_hidden_layers", f"Trained with {i.draft.layers} layers: the engine raises on more than 1.")
     elif deeper and not held(r"layers\.[1-9]\d*\.hidden_norm\.weight$"):
-        what = f"{deeper[0]}: from the second layer on SGLang applies hidden_norm, which stays at ones"
-        features.append((deeper[0], what))
+        what = f"{deeper[0]}: from the second layer on SGLang applies hidden_norm, which stays at ones."
+        yield found(deeper[0], what)
     taken = fc_states(i)
     if taken and taken[:2] == (1, i.draft.hidden_size):
-        what = f"one captured state as wide as the embedding ({taken[1]}): by that width SGLang decides to skip fc"
-        features.append(("fc.weight", what))
-    for subject, what in features:
-        yield make_finding("arch.unsupported", subject, f"The weights were trained with {what}.")
+        what = f"fc takes one state as wide as the embedding ({taken[1]}): by that width SGLang decides to skip fc."
+        yield found("fc.weight", what)
 
 
 def activation(i: Inspection) -> Iterator[Finding]:
@@ -83,16 +81,16 @@ def normed_residual(i: Inspection) -> Iterator[Finding]:
         yield make_finding("norm.before_residual", place, what)
 
 
-#: Norms that training may have run and the engine not: switch -> kind, what does not happen, tensors that show it.
+#: Norms that training may have run and the engine not: switch -> what does not happen, tensors that show it.
 _NORMS = {
-    "norm_output": ("norm.output", "feeds back the state before the norm", ()),
-    "norm_before_fc": ("norm.before_fc", "runs no norm before fc", ("input_norm.weight",)),
-    "fc_norm": ("norm.fc", "runs no norm per state before fc", ("fc_norm.0.weight", "aux_norm_low.weight")),
+    "norm_output": ("feeds back the state before the norm", ()),
+    "norm_before_fc": ("runs no norm before fc", ("input_norm.weight",)),
+    "fc_norm": ("runs no norm per state before fc", ("fc_norm.0.weight", "aux_norm_low.weight")),
 }
 
 
 def unserved_norms(i: Inspection) -> Iterator[Finding]:
-    for name, (kind, undone, tensors) in _NORMS.items():
+    for name, (undone, tensors) in _NORMS.items():
         if not getattr(i.trained.switches, name) or getattr(i.served, name):
             continue
         held = i.tensor(*tensors) if tensors else None
@@ -108,7 +106,8 @@ def unserved_norms(i: Inspection) -> Iterator[Finding]:
             why = "the MLA draft has no such norm"
         else:
             cure, why = set_config(place_of(name, i), True), f"it reads the top-level {name}"
-        yield make_finding(kind, name, f"{shown}; SGLang {i.served.version} {undone}: {why}.", **cure)
+        what = f"{shown}; SGLang {i.served.version} {undone}: {why}."
+        yield make_finding(kind_of_switch(name), name, what, **cure)
 
 
 def norm_meanings(i: Inspection) -> Iterator[Finding]:
@@ -168,9 +167,7 @@ def window(i: Inspection) -> Iterator[Finding]:
         cure = drop_flag(flag)
     elif i.served.version != "0.5.9" and not i.draft.mla:
         cure = set_flags({flag: trained - 1})
-        cure["remedy"] += (
-            f" SGLang counts the keys before the current one, the trained window of {trained} counts it too."
-        )
+        cure["remedy"] += f" SGLang counts the keys before the current one, the trained {trained} include it."
     what = f"Trained to see {seen}, served with {kept}: SGLang ignores sliding_window and layer_types."
     severity, effect = "note" if short else "warning", f"The same up to {limit} tokens, a step down beyond."
     yield make_finding("attention.window", "sliding_window", what, severity=severity, consequence=effect, **cure)

@@ -97,18 +97,14 @@ def refused(i: Inspection) -> Iterator[Finding]:
 
 def context(i: Inspection) -> Iterator[Finding]:
     limit, served, prompt = draft_context(i.draft, i.launch, i.served.version), i.served.context, i.longest_prompt
-    what = (
-        f"The draft's config allows {limit:,} tokens; the served context is {f'{served:,}' if served else 'unknown'}, "
-        f"the longest prompt {prompt:,} (0: unknown)."
-    )
+    served_text = f"{served:,}" if served else "unknown"
+    what = f"Context in tokens: draft {limit:,}, served {served_text}, longest prompt {prompt:,} (0: unknown)."
     changes: dict[str, Any] = {}
     if i.refusals("context"):
         changes = {"case": "refused", **set_flags({"--context-length": limit})}
         changes["remedy"] += f" Or set {CONTEXT_OVERRIDE}=1 and expect a loss beyond {limit:,} tokens."
     elif prompt > limit:
-        changes["consequence"] = (
-            f"Prompts of {prompt:,} tokens exceed what the draft saw: acceptance falls with length."
-        )
+        changes["consequence"] = f"Prompts of {prompt:,} tokens are longer than the draft saw: acceptance falls."
     elif served and served > limit:
         overridden = i.launch.set_in_env(CONTEXT_OVERRIDE) or is_command(i.launch)
         changes["case"] = "allowed" if overridden else "longer"

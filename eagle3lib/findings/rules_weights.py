@@ -92,29 +92,25 @@ def vocabulary_map(i: Inspection) -> Iterator[Finding]:
 
 
 def head(i: Inspection) -> Iterator[Finding]:
-    rows, size, vocab = i.weights.head_rows, i.draft.draft_vocab_size, i.draft.vocab_size
+    kind, rows, size, vocab = "vocab.head_mismatch", i.weights.head_rows, i.draft.draft_vocab_size, i.draft.vocab_size
     if rows is None or i.draft.tied:
         return
-    expected = size or vocab
+    expected, length, error = size or vocab, i.weights.map_length, i.weights.head_error or 0.0
+    right, near, probed = i.weights.head_matches or (0, 0, 0)
     if expected and rows != expected:
-        length, stated = i.weights.map_length, size if size is not None else "not given"
         what = (
-            f"lm_head.weight has {rows:,} rows, the config expects {expected:,} (draft_vocab_size {stated}, vocab_size "
-            f"{vocab}), d2t has {length or 'no'} entries."
+            f"lm_head.weight has {rows:,} rows, the config expects {expected:,} (draft_vocab_size "
+            f"{'not given' if size is None else size}, vocab_size {vocab}), d2t has {length or 'no'} entries."
         )
         cure = set_config("draft_vocab_size", rows) if length in (None, rows) else {}
-        yield make_finding("vocab.head_mismatch", "lm_head.weight", what, case="rows", **cure)
-        return
-    if (error := i.weights.head_error) is not None and error > SAME:
+        yield make_finding(kind, "lm_head.weight", what, case="rows", **cure)
+    elif error > SAME:
         what = f"draft_vocab_size is null; the target's head differs from the draft's own by {_percent(error)}."
         cure = set_config("draft_vocab_size", rows)
-        yield make_finding("vocab.head_mismatch", "draft_vocab_size", what, case="replaced", **cure)
-        return
-    matches = i.weights.head_matches
-    if matches and matches[1] >= max(4, 0.75 * matches[2]) and matches[0] <= matches[1] / 4:
-        close = f"{matches[1]} of {matches[2]} probed rows of lm_head.weight lie close to a row of the target's head"
-        what = f"{close}, {matches[0]} of them to the row that d2t names."
-        yield make_finding("vocab.head_mismatch", "lm_head.weight", what)
+        yield make_finding(kind, "draft_vocab_size", what, case="replaced", **cure)
+    elif near >= max(4, 0.75 * probed) and right <= near / 4:
+        close = f"{near} of {probed} probed rows of lm_head.weight lie close to a row of the target's head"
+        yield make_finding(kind, "lm_head.weight", f"{close}, {right} of them to the row that d2t names.")
 
 
 def tied_head(i: Inspection) -> Iterator[Finding]:

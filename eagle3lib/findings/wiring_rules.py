@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -41,7 +42,7 @@ def search_findings(search: Search, inspection: Inspection, half_learned: bool =
         first, under = best.conditional_depth1, f"Under the best wiring tried ({best.change})"
         # An idle column block: a stream is known to be none of those trained on, so that the layers may be to blame.
         never = first.ci is not None and first.ci[1] < NEVER and not search.idle_slots
-        yield _mismatched(first, under) if never else _poor(first, under)
+        yield _poor(first, under, never)
 
 
 def _changes(search: Search, better: Candidate, inspection: Inspection) -> Iterator[Finding]:
@@ -80,14 +81,13 @@ def _set_switch(switch: str, wanted: Wiring, inspection: Inspection) -> dict[str
     return set_config(field, value)
 
 
-def _poor(first: Rate, under: str) -> Finding:
-    evidence = f"{under} the first position is right in {_share(first)} of all starts, below {GOOD_FIRST:.0%}."
+def _poor(first: Rate, under: str, never: bool = False) -> Finding:
+    """``never``: next to nothing is right, so that more training would not help."""
+    limit = NEVER if never else GOOD_FIRST
+    evidence = f"{under} the first position is right in {_share(first)} of all starts, below {limit:.0%}."
+    if never:
+        return make_finding("vocab.head_mismatch", "d2t and lm_head.weight", evidence, case="measured")
     return make_finding("quality.undertrained", "the draft's weights", evidence)
-
-
-def _mismatched(first: Rate, under: str) -> Finding:
-    evidence = f"{under} the first position is right in {_share(first)} of all starts: next to never."
-    return make_finding("vocab.head_mismatch", "d2t and lm_head.weight", evidence, case="measured")
 
 
 def measured_wiring(inspection: Inspection, dataset: Iterable[SampleStates]) -> tuple[Wiring, str]:
@@ -237,12 +237,12 @@ def teacher_findings(last: LastState, first: Rate) -> Iterator[Finding]:
         yield make_finding("align.shift", "the samples' last state", what, case="rows")
         return
     wrong = None not in (last.normed, last.claimed) and last.normed != last.claimed
-    if wrong or last.foreign:
-        poor = first.value is not None and first.value < GOOD_FIRST
-        case, severity = "norm" if wrong else "foreign", "error" if poor and wrong else "warning"
-        yield make_finding(
-            "target.mismatch", "the samples' last state", f"{last.summary()}.", case=case, severity=severity
-        )
+    poor = first.value is not None and first.value < GOOD_FIRST
+    found = partial(make_finding, "target.mismatch", "the samples' last state", f"{last.summary()}.")
+    if wrong:
+        yield found(case="norm", severity="error" if poor else "warning")
+    elif last.foreign:
+        yield found(case="foreign")
 
 
 def overlap(a: Rate, b: Rate) -> str:
