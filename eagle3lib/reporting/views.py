@@ -163,25 +163,30 @@ def _middle(values: Sequence[float]) -> str:
 
 def answer(found: str, search: Search | None, measured: str, worse_on_traffic: bool) -> Pretty:
     """Notebook 02's answer in one sentence, with the numbers it rests on; ``measured``: which wiring that was."""
-    words = ANSWERS[found]
-    if worse_on_traffic and search is not None and search.answer in ("sound", "wiring"):
-        samples = {"model": "sound", "both": "wiring"}.get(found, found)
-        words = f"{ANSWERS[samples]} But traffic is predicted worse than the samples: it is other text, or longer."
+    summary = ANSWERS[found]
     if search is None:
-        return text(words)
+        return text(summary)
+    if worse_on_traffic and search.answer in ("sound", "wiring"):
+        on_samples = ANSWERS[{"model": "sound", "both": "wiring"}.get(found, found)]
+        summary = f"{on_samples} But traffic is predicted worse than the samples: it is other text, or longer."
     here, better = search.as_configured, search.better
-    numbers = (
-        f" {measured[0].upper()}{measured[1:]} (boundaries {', '.join(map(str, search.configured.boundaries))}), "
-        f"{here.accept_length.value:.2f} tokens a verify step are predicted"
-    )
     top = max(search.candidates, key=lambda each: each.accept_length.value or 0)
-    numbers += f"; with {better.change} {better.accept_length.value:.2f}." if better else (
-        f"; of {search.passes} tried none is shown to be better" + ("." if top is here else
-        f": the highest, {top.change}, has {top.accept_length.value:.2f}, which is too near to tell.")
-    )  # fmt: skip
+    if better:
+        compared = f"with {better.change} {better.accept_length.value:.2f}."
+    elif top is here:
+        compared = f"of {search.passes} tried none is shown to be better."
+    else:
+        compared = (
+            f"of {search.passes} tried none is shown to be better: the highest, {top.change}, has "
+            f"{top.accept_length.value:.2f}, which is too near to tell."
+        )
+    summary += (
+        f" {measured[0].upper()}{measured[1:]} (boundaries {', '.join(map(str, search.configured.boundaries))}), "
+        f"{here.accept_length.value:.2f} tokens a verify step are predicted; {compared}"
+    )
     for slot in search.idle_slots:
-        numbers += f" Slot {slot + 1} predicts better without its stream: it was trained on none of the states at hand."
-    return text(words + numbers)
+        summary += f" Slot {slot + 1} predicts better without its stream: it was trained on none of the states at hand."
+    return text(summary)
 
 
 def headline(verdict: Verdict) -> Pretty:
