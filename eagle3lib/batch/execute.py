@@ -145,8 +145,8 @@ def raised_in(notebook: Path) -> str:
         return ""
     if errors[-1].get("ename") == "SystemExit" and errors[-1].get("evalue") in ("", "0", "None"):
         return ""  # ``sys.exit()``: papermill takes it for success
-    told = f"{errors[-1].get('ename')}: {errors[-1].get('evalue')}".strip()
-    return re.sub(r"\x1b\[[0-9;]*m", "", told.splitlines()[0])[:600]
+    words = f"{errors[-1].get('ename')}: {errors[-1].get('evalue')}".strip()
+    return re.sub(r"\x1b\[[0-9;]*m", "", words.splitlines()[0])[:600]
 
 
 #: papermill formats its paths; a brace in one stands for itself.

@@ -123,11 +123,8 @@ class Batch:
             self.stopping.set()
             at_work = list(self.at_work)
         pool.shutdown(wait=False, cancel_futures=True)
-        stoppers = [threading.Thread(target=execution.interrupt) for execution in at_work]
-        for stopper in stoppers:
-            stopper.start()
-        for stopper in stoppers:
-            stopper.join()
+        with ThreadPoolExecutor(max(1, len(at_work))) as stoppers:
+            stoppers.map(Execution.interrupt, at_work)
 
     def _record(self, run: PlannedRun, outcome: Outcome, words: str = "") -> None:
         self.outcomes[run.name][outcome.stem] = outcome

@@ -149,8 +149,8 @@ def _mask_named(text: str) -> str:
     """The values that follow secret names. Scanned name by name, so that no value hides the next name."""
     parts, end = [], 0
     for name in _NAME.finditer(text):
-        said = _without_escape(text, name)
-        if name.start() < end or not is_secret_name(said):
+        key = _without_escape(text, name)
+        if name.start() < end or not is_secret_name(key):
             continue
         pair = _VALUE.match(text, name.end())
         if pair is None:
@@ -160,14 +160,14 @@ def _mask_named(text: str) -> str:
         closing = "" if pair["open"] else quote
         inner = value[len(quote) : len(value) - len(closing)]
         if pair["gap"]:  # the argument of a flag, or a column of a printed table
-            flag = said.startswith("-") and not inner.startswith("--")
+            flag = key.startswith("-") and not inner.startswith("--")
             column = len(between) > 1 and "\n" not in between
             if not (flag or column):
                 continue
-        if _holds_secret(said, inner):
+        if _holds_secret(key, inner):
             parts += [text[end : pair.start("value")], quote, MASK, closing]
             end = pair.end()
-            if pair["gap"] and _SEVERAL.fullmatch(said) and (more := _WORDS.match(text, end)):
+            if pair["gap"] and _SEVERAL.fullmatch(key) and (more := _WORDS.match(text, end)):
                 parts.append(re.sub(_WORD, rf"\1{MASK}", more[0]))
                 end = more.end()
     return "".join([*parts, text[end:]])

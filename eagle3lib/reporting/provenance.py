@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ _SMALL = 8 << 20  # bytes: digests are of configs, not of weights
 def provenance(folders: Mapping[str, str]) -> dict[str, Any]:
     """``folders``: role (``draft``, ``target``) -> model folder or ``""``."""
     return {
-        "packages": _packages(),
+        "packages": {name: next((found.version for found in distributions(name=name)), None) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
@@ -43,16 +43,6 @@ def config_digests(folders: Mapping[str, str]) -> dict[str, str]:
         for name, path in paths.items()
         if path.is_file() and path.stat().st_size < _SMALL
     }
-
-
-def _packages() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def _commit() -> str | None:

@@ -73,7 +73,7 @@ class Record(BaseModel):
 
 @dataclass
 class Run:
-    """One notebook at work. ``findings`` and ``figures`` grow; everything else is fixed at the start."""
+    """One notebook at work. ``findings`` grow; everything else is fixed at the start."""
 
     notebook: str
     parameters: Parameters
@@ -132,20 +132,17 @@ class Run:
         write_json(path, jsonable(value))
         return path
 
-    def save_figure(self, figure: Any, name: str) -> Path:
-        """Write a matplotlib figure as ``<run_dir>/<stem>.<name>.png``; returns the path."""
-        if not re.fullmatch(r"[\w-]+", name):
-            raise InputError("figure name", repr(name), "letters, digits, - and _")
-        path = self.run_dir / f"{self.notebook}.{name}.png"
-        figure.savefig(path, dpi=150, bbox_inches="tight")
-        return path
-
     def show(self, name: str, figure: Any, words: str = "") -> None:
-        """Save and show a matplotlib figure, ``None`` where nothing can be drawn, and below it what it means."""
+        """Show a matplotlib figure, kept as ``<run_dir>/<stem>.<name>.png``, and below it what it means.
+
+        ``figure`` is ``None`` where nothing can be drawn; ``words`` then say why.
+        """
         from IPython.display import Pretty, display
 
+        if not re.fullmatch(r"[\w-]+", name):
+            raise InputError("figure name", repr(name), "letters, digits, - and _")
         if figure is not None:
-            self.save_figure(figure, name)
+            figure.savefig(self.run_dir / f"{self.notebook}.{name}.png", dpi=150, bbox_inches="tight")
             display(figure)
         if words:
             display(Pretty(mask(words)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from eagle3lib.findings.wiring_rules import overlap
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.measuring.accuracy import DEFINITIONS
-from eagle3lib.reporting.tables import NOTHING, SIGNS, rows_of, table, text
+from eagle3lib.reporting.tables import NOTHING, SIGNS, facts, named, table, text
 
 if TYPE_CHECKING:
     from IPython.display import Pretty
@@ -49,14 +50,13 @@ def side_by_side(inspection: Inspection) -> Styler:
 def _pairs(inspection: Inspection) -> list[tuple[str, Any, Any]]:
     served, trained, speculation = inspection.served, inspection.trained, inspection.served.speculation
     changed = {key: f" ({why})" for key, why in speculation.changed.items()}
-    flags = [
-        (name, None if value is None else f"{value}{changed.get(name, '')}", None)
-        for name in ("algorithm", "num_steps", "topk", "num_draft_tokens")
-        for value in (getattr(speculation, name),)
+    flags = named(speculation, "algorithm", "num_steps", "topk", "num_draft_tokens")
+    pairs: list[tuple[str, Any, Any]] = [
+        (name, None if value is None else f"{value}{changed.get(name, '')}", None) for name, value in flags.items()
     ]
     boundaries = None if trained.boundaries is None else list(trained.boundaries)
     captured = None if served.captured is None else list(served.captured.boundaries)
-    pairs = [*flags, ("boundaries into fc", captured, boundaries)]
+    pairs.append(("boundaries into fc", captured, boundaries))
     for name in ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output", "rope_theta", "window"):
         engine = None if served.wiring is None else getattr(served.wiring, name)
         pairs.append((name, engine, getattr(trained.switches, name)))
@@ -86,20 +86,20 @@ def inspection_results(inspection: Inspection, corrected: str | None) -> dict[st
     return {
         "engine": {
             "version": served.version,
-            **_named(speculation, "algorithm", "num_steps", "topk", "num_draft_tokens", "changed"),
+            **named(speculation, "algorithm", "num_steps", "topk", "num_draft_tokens", "changed"),
             "captured_boundaries": None if captured is None else captured.boundaries,
             "captured_ids": None if captured is None else captured.pairs,
             "default_layers": None if captured is None else captured.default,
-            **_named(served, "norms", "residual"),
+            **named(served, "norms", "residual"),
             "rope_theta": served.rope.theta,
             "rope_scaling": served.rope.scaling,
-            **_named(served, "window", "head", "embedding", "context", "ignored"),
+            **named(served, "window", "head", "embedding", "context", "ignored"),
             "fails_at_start": [refusal.text for refusal in served.crashes],
         },
         "trained": {
-            **_named(trained, "boundaries", "candidates", "reason"),
-            **_named(trained.switches, "norm_before_residual", "norm_output", "norm_before_fc", "fc_norm"),
-            **_named(trained.switches, "rope_theta", "rope_scaling", "window"),
+            **named(trained, "boundaries", "candidates", "reason"),
+            **named(trained.switches, "norm_before_residual", "norm_output", "norm_before_fc", "fc_norm"),
+            **named(trained.switches, "rope_theta", "rope_scaling", "window"),
         },
         "dialect": inspection.draft.dialect,
         "assumed": (*inspection.draft.assumed, *inspection.notes),
@@ -108,26 +108,17 @@ def inspection_results(inspection: Inspection, corrected: str | None) -> dict[st
     }
 
 
-def _named(found: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in names}
-
-
 def wiring(found: Wiring, words: str) -> Styler:
     """The wiring that is measured, where it departs from classic EAGLE-3; ``words`` say which it is."""
-    usual = Wiring(found.boundaries)
-    switches = [{"switch": name, "value": here} for name, (_, here) in usual.differences(found).items()]
-    same = ", ".join(name for name in list(found.__dataclass_fields__)[1:] if name not in usual.differences(found))
-    return table([
-        {"switch": "measured", "value": words},
-        {"switch": "boundaries, in the order of fc's slots", "value": found.boundaries},
-        *switches,
-        {"switch": "as in classic EAGLE-3", "value": same},
-    ])  # fmt: skip
+    different = {name: here for name, (_, here) in Wiring(found.boundaries).differences(found).items()}
+    same = [each.name for each in fields(found) if each.name not in {"boundaries", *different}]
+    order = {"boundaries, in the order of fc's slots": found.boundaries}
+    return facts({"measured": words, **order, **different, "as in classic EAGLE-3": same})
 
 
 def trace(stages: Sequence[Stage]) -> Styler:
     """One position through the draft; what is proposed is a token id, the other values are a row's first."""
-    rows = rows_of(stages, "depth", "name", "shape", "rms", "first", "note")
+    rows = [named(stage, "depth", "name", "shape", "rms", "first", "note") for stage in stages]
     for row in rows:
         row["first"] = ", ".join(f"{value:.{9 if row['name'] == 'proposed' else 3}g}" for value in row["first"])
     return table(rows)
@@ -172,25 +163,30 @@ def _middle(values: Sequence[float]) -> str:
 
 def answer(found: str, search: Search | None, measured: str, worse_on_traffic: bool) -> Pretty:
     """Notebook 02's answer in one sentence, with the numbers it rests on; ``measured``: which wiring that was."""
-    words = ANSWERS[found]
-    if worse_on_traffic and search is not None and search.answer in ("sound", "wiring"):
-        samples = {"model": "sound", "both": "wiring"}.get(found, found)
-        words = f"{ANSWERS[samples]} But traffic is predicted worse than the samples: it is other text, or longer."
+    summary = ANSWERS[found]
     if search is None:
-        return text(words)
+        return text(summary)
+    if worse_on_traffic and search.answer in ("sound", "wiring"):
+        on_samples = ANSWERS[{"model": "sound", "both": "wiring"}.get(found, found)]
+        summary = f"{on_samples} But traffic is predicted worse than the samples: it is other text, or longer."
     here, better = search.as_configured, search.better
-    numbers = (
-        f" {measured[0].upper()}{measured[1:]} (boundaries {', '.join(map(str, search.configured.boundaries))}), "
-        f"{here.accept_length.value:.2f} tokens a verify step are predicted"
-    )
     top = max(search.candidates, key=lambda each: each.accept_length.value or 0)
-    numbers += f"; with {better.change} {better.accept_length.value:.2f}." if better else (
-        f"; of {search.passes} tried none is shown to be better" + ("." if top is here else
-        f": the highest, {top.change}, has {top.accept_length.value:.2f}, which is too near to tell.")
-    )  # fmt: skip
+    if better:
+        compared = f"with {better.change} {better.accept_length.value:.2f}."
+    elif top is here:
+        compared = f"of {search.passes} tried none is shown to be better."
+    else:
+        compared = (
+            f"of {search.passes} tried none is shown to be better: the highest, {top.change}, has "
+            f"{top.accept_length.value:.2f}, which is too near to tell."
+        )
+    summary += (
+        f" {measured[0].upper()}{measured[1:]} (boundaries {', '.join(map(str, search.configured.boundaries))}), "
+        f"{here.accept_length.value:.2f} tokens a verify step are predicted; {compared}"
+    )
     for slot in search.idle_slots:
-        numbers += f" Slot {slot + 1} predicts better without its stream: it was trained on none of the states at hand."
-    return text(words + numbers)
+        summary += f" Slot {slot + 1} predicts better without its stream: it was trained on none of the states at hand."
+    return text(summary)
 
 
 def headline(verdict: Verdict) -> Pretty:
