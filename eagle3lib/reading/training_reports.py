@@ -54,7 +54,7 @@ METRICS: Mapping[tuple[str, str], Metric] = {
     ("modelopt", "train_acc"): _in_draft_vocab("accuracy", "right at depth d with true tokens fed / all positions"),
     ("modelopt", "estimated_training_ar"): _in_draft_vocab("accept_length", "1 + a1 + a1 a2 + ...", bonus=True),
 }
-UNKNOWN = Metric("ambiguous", "not known: whether it is per position, cumulative or with the bonus token")
+UNKNOWN = Metric("ambiguous", "not known: it may be per position, cumulative or with the bonus token")
 SAME_METRIC = {"per_position_acc": "acc", "avg_acc": "acc", "epochacc": "acc", "parallel": "train_acc"}
 _SAMPLES = ("training_samples", "train_samples", "num_samples")
 SAME_TRAINER = {"angelslim": "eagle", "model-optimizer": "modelopt"}
