@@ -16,7 +16,7 @@ from eagle3lib.engine.loading import NORM_PLACES, Loading, aux_count, load, read
 from eagle3lib.engine.speculation import Speculation, is_command, speculation
 from eagle3lib.maths.wiring import Wiring
 from eagle3lib.reading.checkpoint import Checkpoint
-from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
+from eagle3lib.reading.draft_config import SGLANG_AUX_KEY, DraftConfig
 from eagle3lib.reading.launch import Launch
 from eagle3lib.reading.rope import Rope
 from eagle3lib.reading.target_config import TargetConfig
@@ -74,7 +74,7 @@ def resolve_engine_config(
     """Apply the rules of ``engine`` (such as ``sglang==0.5.23``; unknown versions: the nearest known one)."""
     version, note = engine_version(engine)
     spec = speculation(launch, target.architecture if target else "", version)
-    ids = draft.aux_found.get(ENGINE_PLACE)
+    ids = draft.aux_found.get(SGLANG_AUX_KEY)
     found = captured(ids, target.family, target.layers, version) if target and draft.use_aux else None
     context, rope = served_context(target, launch), effective_rope(draft, version)
     loading = load(draft, checkpoint, version) if checkpoint and measurable(draft) else None
@@ -189,7 +189,7 @@ def _ignored(draft: DraftConfig, launch: Launch, version: str) -> Iterator[str]:
     """Fields and flags that are there and that nothing reads."""
     if draft.norm_before_residual is not None:
         yield draft.norm_places["norm_before_residual"]
-    yield from (place for place in draft.aux_found if place != ENGINE_PLACE)
+    yield from (place for place in draft.aux_found if place != SGLANG_AUX_KEY)
     yield from (key for key in ("sliding_window", "layer_types") if draft.get(key))
     for name in NORM_PLACES:
         if name in draft.norm_places and not reads_norm(draft, name, version):

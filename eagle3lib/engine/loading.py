@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from eagle3lib.maths.draft_weights import ALIASES
 from eagle3lib.reading.checkpoint import Checkpoint
-from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig, LatentShape
+from eagle3lib.reading.draft_config import SGLANG_AUX_KEY, DraftConfig, LatentShape
 
 Shape = tuple[int, ...]
 #: The places of each norm's switch that SGLang 0.5.23 reads; 0.5.9 reads none.
@@ -47,7 +47,7 @@ class Loading:
 
 def aux_count(draft: DraftConfig, version: str) -> int:
     """The number of states that the engine sizes ``fc`` for."""
-    nested = draft.aux_found.get(ENGINE_PLACE)
+    nested = draft.aux_found.get(SGLANG_AUX_KEY)
     if draft.mla:
         top = draft.aux_found.get("eagle_aux_hidden_state_layer_ids")
         return len(nested if nested is not None else top if top is not None else (0, 0, 0))

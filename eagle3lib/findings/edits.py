@@ -12,7 +12,7 @@ from eagle3lib.engine.loading import NORM_PLACES
 from eagle3lib.findings.finding import Edit
 from eagle3lib.findings.inspection import Inspection
 from eagle3lib.measuring.streams import Boundary
-from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
+from eagle3lib.reading.draft_config import SGLANG_AUX_KEY, DraftConfig
 
 #: Fields of other programs, which SGLang does not need once their content is at the top level.
 _FOREIGN = (
@@ -51,9 +51,9 @@ def set_ids(boundaries: Sequence[Boundary] | None, inspection: Inspection) -> di
     found = ids_for(boundaries, target.family, target.layers, version)
     if found.ids is None:
         newer = ids_for(boundaries, target.family, target.layers, VERSIONS[-1]).ids
-        also = f" SGLang {VERSIONS[-1]} does: {ENGINE_PLACE} = {list(newer)}." if newer else ""
+        also = f" SGLang {VERSIONS[-1]} does: {SGLANG_AUX_KEY} = {list(newer)}." if newer else ""
         return {"remedy": f"Not possible by config: {found.reason}.{also}"}
-    cure, plus_one = set_config(ENGINE_PLACE, list(found.ids)), " (SGLang adds 1 to an id here: -1 is the embedding)"
+    cure, plus_one = set_config(SGLANG_AUX_KEY, list(found.ids)), " (SGLang adds 1 to an id here: -1 is the embedding)"
     return cure | {"remedy": f"{cure['remedy'][:-1]}: {found.reason}{plus_one * (-1 in found.ids)}."}
 
 

@@ -20,7 +20,7 @@ from eagle3lib.findings.rules_layers import layer_difference
 from eagle3lib.measuring.acceptance import Histogram, accepted_of, reached, steps_of
 from eagle3lib.measuring.rates import Difference, is_significant, paired_difference
 from eagle3lib.measuring.served_wiring import ServedWiring
-from eagle3lib.reading.draft_config import ENGINE_PLACE
+from eagle3lib.reading.draft_config import SGLANG_AUX_KEY
 
 #: Fewer than one draft in ten verify steps: a wrongly fed draft guesses common tokens right that often (the
 #: incident's 1.0585), and a tenth more tokens a step do not pay for a chain's passes.
@@ -168,7 +168,7 @@ def served_findings(found: ServedWiring, *, layers: int) -> Iterator[Finding]:
     for switch, (configured, served) in found.configured.differences(found.best.wiring).items():
         possible = list(dict.fromkeys(_written(getattr(fit.wiring, switch)) for fit in found.possible))
         if switch == "boundaries":
-            kind, subject = layer_difference(served, configured, layers), ENGINE_PLACE
+            kind, subject = layer_difference(served, configured, layers), SGLANG_AUX_KEY
         else:
             kind, subject = kind_of_switch(switch), switch
         severity, effect = "note", f"{switch} may have been served as {_written(served)}: more responses would show it."

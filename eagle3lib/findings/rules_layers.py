@@ -11,7 +11,7 @@ from eagle3lib.findings.finding import Finding
 from eagle3lib.findings.inspection import Inspection
 from eagle3lib.maths.wiring import default_boundaries
 from eagle3lib.measuring.streams import Boundary
-from eagle3lib.reading.draft_config import ENGINE_PLACE
+from eagle3lib.reading.draft_config import SGLANG_AUX_KEY
 
 
 def fc_states(i: Inspection) -> tuple[int, int, str] | None:
@@ -67,12 +67,12 @@ def target_family(i: Inspection) -> Iterator[Finding]:
 
 def unread(i: Inspection) -> Iterator[Finding]:
     captured, trained, place = i.served.captured, i.trained.boundaries, i.draft.aux_place
-    if i.draft.aux_ids is None or ENGINE_PLACE in i.draft.aux_found:
+    if i.draft.aux_ids is None or SGLANG_AUX_KEY in i.draft.aux_found:
         return
     default = "[2, n//2, n-3]" if captured is None else list(captured.boundaries)
     what = (
         f"{place} holds {list(i.draft.aux_ids)}, meaning boundaries {list(trained or ())} ({i.trained.reason}). SGLang "
-        f"{i.served.version} reads {ENGINE_PLACE} alone and captures its default boundaries {default}."
+        f"{i.served.version} reads {SGLANG_AUX_KEY} alone and captures its default boundaries {default}."
     )
     if captured is None:
         yield make_finding("aux.ids_unread", place, what, case="no target")
@@ -103,13 +103,13 @@ def other_layers(i: Inspection) -> Iterator[Finding]:
             f"Ids {_ids(i)} are captured on {i.target.family} as boundaries {_captured(i)}; trained on "
             f"{list(trained)} ({i.trained.reason})."
         )
-        yield make_finding(kind, ENGINE_PLACE, what, **set_ids(trained, i))
+        yield make_finding(kind, SGLANG_AUX_KEY, what, **set_ids(trained, i))
 
 
 def _difference(i: Inspection) -> str | None:
     """How the captured boundaries differ from the trained ones, when the ids are read by the engine."""
     captured, trained = i.served.captured, i.trained.boundaries
-    if captured is None or trained is None or captured.default or ENGINE_PLACE not in i.draft.aux_found:
+    if captured is None or trained is None or captured.default or SGLANG_AUX_KEY not in i.draft.aux_found:
         return None
     wanted = tuple(sorted(trained))
     if captured.boundaries == wanted or i.refusals("family", "empty", "repeat") or not _possible(i, trained):
@@ -121,7 +121,7 @@ def _difference(i: Inspection) -> str | None:
 
 def two_readings(i: Inspection) -> Iterator[Finding]:
     captured, readings = i.served.captured, i.trained.candidates
-    if captured is None or captured.problems or len(readings) < 2 or ENGINE_PLACE not in i.draft.aux_found:
+    if captured is None or captured.problems or len(readings) < 2 or SGLANG_AUX_KEY not in i.draft.aux_found:
         return
     others = [list(reading) for reading in readings if reading != captured.boundaries]
     other = others[0]
@@ -133,7 +133,9 @@ def two_readings(i: Inspection) -> Iterator[Finding]:
     )
     remedy = f"Notebook 04 shows which it is. If trained on {other}: {set_ids(other, i)['remedy']}"
     severity = "warning" if likely_wrong or captured.boundaries not in readings else "note"
-    yield make_finding("aux.ids_convention", ENGINE_PLACE, what, case="two readings", severity=severity, remedy=remedy)
+    yield make_finding(
+        "aux.ids_convention", SGLANG_AUX_KEY, what, case="two readings", severity=severity, remedy=remedy
+    )
 
 
 def order(i: Inspection) -> Iterator[Finding]:
@@ -157,7 +159,9 @@ def final_boundary(i: Inspection) -> Iterator[Finding]:
     elif i.draft.dialect == "angelslim" and i.target is not None and i.layers in (i.trained.boundaries or ()):
         what = f"hidden_states[{i.layers}] in training is after the final norm, boundary {i.layers} in SGLang before it"
     if what:
-        yield make_finding("aux.final_boundary", ENGINE_PLACE, f"Ids {_ids(i)} at {i.draft.aux_place}: {what}.", **cure)
+        yield make_finding(
+            "aux.final_boundary", SGLANG_AUX_KEY, f"Ids {_ids(i)} at {i.draft.aux_place}: {what}.", **cure
+        )
 
 
 def embedding_state(i: Inspection) -> Iterator[Finding]:
@@ -166,7 +170,7 @@ def embedding_state(i: Inspection) -> Iterator[Finding]:
         on = f"ids {_ids(i)} on {i.target.family}, SGLang {i.served.version}"
         what = f"The draft takes the target's embedding output (boundary 0) as a state; {on}."
         cure = set_ids(i.trained.boundaries or tuple(b or 0 for _, b in i.served.captured.pairs), i)
-        yield make_finding("arch.unsupported", ENGINE_PLACE, what, case="embedding", **cure)
+        yield make_finding("arch.unsupported", SGLANG_AUX_KEY, what, case="embedding", **cure)
 
 
 def out_of_range(i: Inspection) -> Iterator[Finding]:

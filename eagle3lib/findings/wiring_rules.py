@@ -22,7 +22,7 @@ from eagle3lib.measuring.steps import predicted_steps
 from eagle3lib.measuring.survey import LastState, Survey
 from eagle3lib.measuring.vocab_map import LearnedMap
 from eagle3lib.measuring.wiring_search import GOOD_FIRST, Candidate, Search
-from eagle3lib.reading.draft_config import ENGINE_PLACE
+from eagle3lib.reading.draft_config import SGLANG_AUX_KEY
 
 #: The draft vocabulary may miss this share of the target's tokens before it is worth a warning.
 MAX_MISSED = 0.05
@@ -57,7 +57,7 @@ def _changes(search: Search, better: Candidate, inspection: Inspection) -> Itera
         evidence += f" That the wiring is wrong is sure; too near to this one to decide on these samples: {others}."
     for switch, (was, wanted) in search.configured.differences(better.wiring).items():
         if switch == "boundaries":
-            kind, subject = layer_difference(was, wanted, inspection.layers), ENGINE_PLACE
+            kind, subject = layer_difference(was, wanted, inspection.layers), SGLANG_AUX_KEY
             cure = {} if kind == "aux.order" else set_ids(wanted, inspection)
         else:
             kind, subject = kind_of_switch(switch), place_of(switch, inspection) or switch
@@ -128,7 +128,7 @@ def sample_findings(inspection: Inspection, measured: Wiring, first: Rate) -> It
     cure = set_ids(boundaries, inspection)
     if not good:
         cure["edits"] = []
-    yield make_finding(kind, ENGINE_PLACE, what, severity="error" if good else "warning", **cure)
+    yield make_finding(kind, SGLANG_AUX_KEY, what, severity="error" if good else "warning", **cure)
 
 
 def conclusion(

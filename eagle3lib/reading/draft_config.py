@@ -28,7 +28,7 @@ AUX_PLACES = (
 )
 #: The one place from which SGLang captures (srt/model_executor/model_runner_components/
 #: spec_aux_hidden_state.py ``_resolve_eagle_aux_hidden_state``).
-ENGINE_PLACE = AUX_PLACES[0]
+SGLANG_AUX_KEY = AUX_PLACES[0]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class DraftConfig:
         dialect = _dialect(raw, eagle, architecture)
         aux_found = _aux_ids(raw, at)
         # the trainer's own key is more reliable than one written for an engine
-        own = [p for p in aux_found if p != ENGINE_PLACE] if dialect in ("speculators", "vllm", "angelslim") else []
+        own = [p for p in aux_found if p != SGLANG_AUX_KEY] if dialect in ("speculators", "vllm", "angelslim") else []
         aux_place = next(iter(own or aux_found), "")
         given = {f.name: _given(flat, f.metadata, at) for f in fields(cls) if "names" in f.metadata}
         switches = {f.name: _switched(raw, f.metadata, at) for f in fields(cls) if "places" in f.metadata}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from eagle3lib.maths.wiring import Wiring, default_boundaries
 from eagle3lib.reading.checkpoint import Checkpoint
-from eagle3lib.reading.draft_config import ENGINE_PLACE, DraftConfig
+from eagle3lib.reading.draft_config import SGLANG_AUX_KEY, DraftConfig
 from eagle3lib.reading.rope import DEFAULT_THETA
 from eagle3lib.reading.target_config import TargetConfig
 
@@ -89,7 +89,7 @@ def _readings(draft: DraftConfig, ids: Boundaries, target: TargetConfig) -> tupl
     k_form = same == default and len(set(same)) == len(same)
     if who == "angelslim":
         return (tuple(i + 1 for i in ids),), "AngelSlim: id k is hidden_states[k + 1], in config order"
-    if who == "speculators" and draft.aux_place == ENGINE_PLACE and ids != default:
+    if who == "speculators" and draft.aux_place == SGLANG_AUX_KEY and ids != default:
         # written into eagle_config by hand: as boundaries, or converted to SGLang's numbering
         why = "speculators ids are boundaries, but these are in the field from which SGLang reads id + 1"
         return (plus,) if plus == default else (plus, same), why
