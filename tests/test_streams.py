@@ -96,8 +96,8 @@ def test_a_samples_last_state_stands_under_its_boundary(states, normed, layers, 
 
 def test_samples_that_hold_more_states_than_were_captured_do_not_say_what_was_trained_on():
     held = References((), named=(0, 3, 6, 8))
-    assert expected_boundaries((), held, None, (1, 2, 3), slots=3)[0] == (1, 2, 3)
-    assert expected_boundaries((), held, None, (1, 2, 3), slots=4)[0] == (0, 3, 6, 8)
+    assert expected_boundaries((), held, None, (1, 2, 3), count=3)[0] == (1, 2, 3)
+    assert expected_boundaries((), held, None, (1, 2, 3), count=4)[0] == (0, 3, 6, 8)
     assert expected_boundaries((), held, None, (1, 2, 3))[0] == (0, 3, 6, 8)
 
 

@@ -1,8 +1,8 @@
 """Planted wirings are found again.
 
-The draft is a decoder of codes: each of its slots undoes the rotation of one boundary, and the sum of what
-the slots see is the code of the next token plus noise. Other boundaries carry the same code in another
-rotation, so that a wrong state says as little as it does to a real draft, and each slot that is set right
+The draft is a decoder of codes: each column block of fc undoes the rotation of one boundary, and the sum of what
+the blocks give is the code of the next token plus noise. Other boundaries carry the same code in another
+rotation, so that a wrong state says as little as it does to a real draft, and each aux state that is set right
 helps a little.
 """
 
@@ -97,13 +97,13 @@ PLANTED = {
     "the embedding first": CONFIGURED.replace(boundaries=(0, 2, 5)),
     "another order": CONFIGURED.replace(boundaries=(7, 2, 5)),
     "another numbering": CONFIGURED.replace(boundaries=(3, 6, 8)),
-    "all slots, no pattern": CONFIGURED.replace(boundaries=(8, 1, 4)),
+    "all boundaries, no pattern": CONFIGURED.replace(boundaries=(8, 1, 4)),
     "a shift": CONFIGURED.replace(shift=1),
     "the residual": CONFIGURED.replace(norm_before_residual=True),
     "an order and the residual": CONFIGURED.replace(boundaries=(7, 2, 5), norm_before_residual=True),
     "the embedding and the norm before the head": CONFIGURED.replace(boundaries=(0, 2, 5), norm_before_head=False),
-    "another numbering and the norm of each slot": CONFIGURED.replace(boundaries=(3, 6, 8), fc_norm=True),
-    "all slots, no pattern, and the residual": CONFIGURED.replace(boundaries=(8, 1, 4), norm_before_residual=True),
+    "another numbering and the norm of each state": CONFIGURED.replace(boundaries=(3, 6, 8), fc_norm=True),
+    "all boundaries, no pattern, and the residual": CONFIGURED.replace(boundaries=(8, 1, 4), norm_before_residual=True),
 }
 
 
@@ -115,7 +115,7 @@ def test_a_planted_wiring_is_found(name: str) -> None:
     assert differs <= {"norm_output"}, best.change  # what these drafts are fed back is of no use to them
     assert search.answer == "wiring" and search.better is best
     assert best.gain_ci[0] > 0 and search.as_configured.gain == 0
-    assert search.idle_slots == ()
+    assert search.harmful_aux_states == ()
 
 
 def test_a_sound_draft_is_left_alone() -> None:
@@ -165,13 +165,13 @@ def test_a_poor_draft_is_called_that() -> None:
 
 
 def test_with_captured_states_only() -> None:
-    """What remains possible: other orders, and to say which slot is fed with none of the states at hand."""
+    """What remains possible: other orders, and to name the aux state that is none of the states given."""
     truth = CONFIGURED.replace(boundaries=(7, 2, 4))  # boundary 4 is not among the captured ones
     draft, dataset = planted(truth)
     captured = [replace(m, states={k: m.states[k] for k in CONFIGURED.boundaries}) for m in dataset]
     search = search_wiring(draft, CONFIGURED, captured)
     assert search.candidates[0].wiring.boundaries[:2] == (7, 2)
-    assert search.idle_slots == (2,)
+    assert search.harmful_aux_states == (2,)
 
 
 def test_the_embedding_is_at_hand_without_being_captured() -> None:
@@ -271,7 +271,7 @@ def test_a_draft_of_one_aux_state_is_searched(bias: bool) -> None:
     fc = Linear(draft.fc.weight[:, :WIDTH], torch.zeros(WIDTH) if bias else None)
     one = replace(draft, fc=fc, num_aux_hidden_states=1, fc_norms=draft.fc_norms[:1])
     search = search_wiring(one, CONFIGURED.replace(boundaries=(3,)), dataset, layers=9)
-    assert search.candidates[0].wiring.boundaries == (2,) and search.idle_slots == ()
+    assert search.candidates[0].wiring.boundaries == (2,) and search.harmful_aux_states == ()
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -41,7 +41,7 @@ def search_findings(search: Search, inspection: Inspection, half_learned: bool =
         best = search.better or search.as_configured
         first, under = best.conditional_depth1, f"Under the best wiring tried ({best.change})"
         # An idle column block: a stream is known to be none of those trained on, so that the layers may be to blame.
-        never = first.ci is not None and first.ci[1] < NEVER and not search.idle_slots
+        never = first.ci is not None and first.ci[1] < NEVER and not search.harmful_aux_states
         yield _poor(first, under, never)
 
 

@@ -235,14 +235,14 @@ def expected_boundaries(
     record: Mapping[str, Any] | None,
     config: Sequence[int] | None,
     *,
-    slots: int | None = None,
+    count: int | None = None,
 ) -> tuple[tuple[int, ...] | None, str]:
     """The boundaries the draft was trained on and where that is from; the first source that knows is used.
 
     ``record``: notebook 02's, if there is one; ``config``: what the config means under its trainer's numbering;
-    ``slots``: how many streams were captured, for samples may hold more states than the draft reads.
+    ``count``: how many streams were captured, for samples may hold more states than the draft reads.
     """
-    named = references.named if slots is None or len(references.named or ()) == slots else None
+    named = references.named if count is None or len(references.named or ()) == count else None
     tested = ((record or {}).get("results") or {}).get("best_boundaries")
     known = {boundary for states in references.states for boundary in states}
     if not (isinstance(tested, list) and all(type(k) is int and k in known for k in tested)):

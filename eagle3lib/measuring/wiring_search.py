@@ -40,7 +40,7 @@ LEAST_REQUESTS = 3
 #: A gain so large, as a share, that no wiring which is as good comes near it: its plain interval is enough.
 LARGE = 0.3
 #: A stream that costs this much likelihood a token (in nats) is worse than none.
-IDLE = 0.05
+HARM = 0.05
 #: Samples in cheap passes; of each, the rows before the first start and the starts. Four samples are too few to test a
 #: difference: blocks of so many starts stand in for requests.
 PARTS, CONTEXT, STARTS, BLOCK = 4, 48, 64, 16
@@ -77,14 +77,14 @@ class Candidate:
 class Search:
     """Candidates, best first, the configured wiring among them.
 
-    ``idle_slots``: slots of the best wiring whose stream the draft is better without: it is none that the
-    slot was trained on. ``passes``: wirings tried, most of them on a few rows. ``cost``: all of it, in units of the
+    ``harmful_aux_states``: indices of those that the draft is better without under the best wiring: its column
+    block of ``fc`` was trained on none of the states given. ``passes``: wirings tried, most of them on a few rows. ``cost``: all of it, in units of the
     time that one wiring takes over all samples.
     """
 
     candidates: tuple[Candidate, ...]
     configured: Wiring
-    idle_slots: tuple[int, ...]
+    harmful_aux_states: tuple[int, ...]
     passes: int
     cost: float
 
@@ -156,10 +156,10 @@ def search_wiring(
     chosen = search.search(layers, ids)
     seconds, evaluations = _measured(draft, chosen, dataset, num_steps, progress)
     candidates = _ranked(configured, chosen, evaluations, search.explained, num_steps)
-    idle = search.idle_slots(candidates[0].wiring)
+    harmful = search.harmful_aux_states(candidates[0].wiring)
     progress(1.0, "done")
     cost = (perf_counter() - begun) / (seconds / len(chosen))
-    return Search(tuple(candidates), configured, idle, search.passes + len(chosen), cost)
+    return Search(tuple(candidates), configured, harmful, search.passes + len(chosen), cost)
 
 
 def _parts(dataset: Iterable[SampleStates], configured: Wiring) -> tuple[list[SampleStates], list[int]]:
@@ -273,16 +273,16 @@ class SampleSearch(CandidateSearch):
         requests = sum(rows > 0 for rows in self.blocks[than][1])
         return (lost.value or 0.0) < 0 and is_significant(lost, requests, comparisons, 2 * LEVEL)  # one side
 
-    def idle_slots(self, wiring: Wiring) -> tuple[int, ...]:
+    def harmful_aux_states(self, wiring: Wiring) -> tuple[int, ...]:
         """Slots without whose stream the draft is better."""
         whole = _mean(self._likelihoods(wiring))
-        slots = range(len(wiring.boundaries))
-        return tuple(slot for slot in slots if _mean(self._likelihoods(wiring, without=slot)) > whole + IDLE)
+        indices = range(len(wiring.boundaries))
+        return tuple(k for k in indices if _mean(self._likelihoods(wiring, without=k)) > whole + HARM)
 
     def _likelihoods(
         self, wiring: Wiring, parts: int = PARTS, depths: int = 2, without: int | None = None
     ) -> tuple[list[float], list[int]]:
-        """Sums and rows of each block; ``without`` leaves out the stream of one slot."""
+        """Sums and rows of each block; ``without`` leaves out one aux state, by its index."""
         self.passes += 1
         count = STARTS // BLOCK
         sums, rows = [0.0] * (count * len(self.parts)), [0] * (count * len(self.parts))
@@ -326,8 +326,8 @@ class SampleSearch(CandidateSearch):
         return self.head_rows[key]
 
     def _combined(self, wiring: Wiring, part: int, without: int | None) -> Tensor:
-        """What ``combine`` gives, from the projection of each slot alone: ``fc`` is linear in its slots."""
-        if wiring.norm_before_fc:  # one norm over all slots
+        """What ``combine`` gives, from the projection of each aux state alone: ``fc`` is linear."""
+        if wiring.norm_before_fc:  # one norm over all aux states
             stack = self.parts[part].stack(wiring.boundaries)
             if without is not None:
                 stack[:, without] = 0
@@ -335,18 +335,18 @@ class SampleSearch(CandidateSearch):
         bias = self.draft.fc.bias
         rows = len(self.parts[part].sample.input_ids)
         hidden = self.draft.fc.weight.new_zeros(rows, self.draft.width) + (0 if bias is None else bias)
-        for slot, boundary in enumerate(wiring.boundaries):
-            if slot != without:
-                hidden = hidden + self.projected(part, slot, boundary, wiring.fc_norm)
+        for index, boundary in enumerate(wiring.boundaries):
+            if index != without:
+                hidden = hidden + self.projected(part, index, boundary, wiring.fc_norm)
         return hidden
 
-    def _projected(self, part: int, slot: int, boundary: int, normed: bool) -> Tensor:
-        """``[T, H]``: what one slot adds to ``fc``'s output where it is fed this boundary."""
+    def _projected(self, part: int, index: int, boundary: int, normed: bool) -> Tensor:
+        """``[T, H]``: what the aux state at ``index`` adds to ``fc``'s output where it is this boundary."""
         state = self.parts[part].states[boundary].to(self.draft.norm.device, self.draft.norm.dtype)
         if normed:
-            state = rms_norm(state, self.draft.fc_norms[slot], self.draft.eps)
+            state = rms_norm(state, self.draft.fc_norms[index], self.draft.eps)
         width = self.draft.fc.weight.shape[1] // self.draft.num_aux_hidden_states
-        return torch.nn.functional.linear(state, self.draft.fc.weight[:, slot * width : (slot + 1) * width])
+        return torch.nn.functional.linear(state, self.draft.fc.weight[:, index * width : (index + 1) * width])
 
 
 def _mean(blocks: tuple[Sequence[float], Sequence[int]]) -> float:

@@ -74,8 +74,8 @@ def name_rows(axis: Axes, names: Sequence[str], what: str) -> None:
 def tower(layers: int | None, trained: Sequence[int] | None, captured: Sequence[int] | None) -> Figure:
     """The target's boundaries 0..n, bottom to top; those trained on left, those captured right.
 
-    Each with the slot of ``fc`` that reads it, from 1; green where the same slot reads the same boundary. ``layers``:
-    n; without a target as far as boundaries are known.
+    Each with its place among the aux states, from 1; green where both have the same boundary at the same place.
+    ``layers``: n; without a target as far as boundaries are known.
     """
     layers = max([*(trained or ()), *(captured or ()), 1]) if layers is None else layers
     same = set(enumerate(trained or ())) & set(enumerate(captured or ()))
@@ -88,11 +88,11 @@ def tower(layers: int | None, trained: Sequence[int] | None, captured: Sequence[
         axis.text(side * 1.05, layers + 0.4, name, ha="center", color=colour, weight="bold")
         if boundaries is None:
             axis.text(side * 1.05, layers / 2, "unknown", ha="center", color=QUIET)
-        for slot, k in enumerate(boundaries or ()):
-            line = BOTH if (slot, k) in same else colour
+        for place, k in enumerate(boundaries or ()):
+            line = BOTH if (place, k) in same else colour
             axis.plot([0, side * 0.75], [k, k], color=line, lw=2.5, solid_capstyle="round")
             style = {"va": "center", "ha": "left" if side > 0 else "right", "color": colour, "fontsize": 9}
-            axis.text(side * 0.82, k, f"{k}, slot {slot + 1}", **style)
+            axis.text(side * 0.82, k, f"{k}, aux state {place + 1}", **style)
     return figure
 
 

@@ -112,7 +112,7 @@ def wiring(found: Wiring, words: str) -> Styler:
     """The wiring that is measured, where it departs from classic EAGLE-3; ``words`` say which it is."""
     different = {name: here for name, (_, here) in Wiring(found.boundaries).differences(found).items()}
     same = [each.name for each in fields(found) if each.name not in {"boundaries", *different}]
-    order = {"boundaries, in the order of fc's slots": found.boundaries}
+    order = {"boundaries, in the order of fc's column blocks": found.boundaries}
     return facts({"measured": words, **order, **different, "as in classic EAGLE-3": same})
 
 
@@ -184,8 +184,8 @@ def answer(found: str, search: Search | None, measured: str, worse_on_traffic: b
         f" {measured[0].upper()}{measured[1:]} (boundaries {', '.join(map(str, search.configured.boundaries))}), "
         f"{here.accept_length.value:.2f} tokens a verify step are predicted; {compared}"
     )
-    for slot in search.idle_slots:
-        summary += f" Slot {slot + 1} predicts better without its stream: it was trained on none of the states at hand."
+    for index in search.harmful_aux_states:
+        summary += f" The draft predicts better without aux state {index + 1}: what it was trained on there is none of the states given."
     return text(summary)
 
 
