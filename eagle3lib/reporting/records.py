@@ -21,8 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from tqdm import tqdm
 
 from eagle3lib.errors import InputError
@@ -34,6 +33,7 @@ from eagle3lib.reporting.privacy import mask
 from eagle3lib.reporting.provenance import provenance
 
 SCHEMA = 1
+_JSON = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="null"))
 Item = TypeVar("Item")
 #: A record of another making may leave these out, or null.
 OptionalText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
@@ -272,11 +272,11 @@ def jsonable(value: Any) -> Any:
     if is_dataclass(value):
         return {each.name: jsonable(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
-        return {str(to_jsonable_python(key)): jsonable(item) for key, item in value.items()}
+        return {str(jsonable(key)): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [jsonable(item) for item in value]
     array = hasattr(value, "tolist")  # numpy's and torch's arrays and scalars
-    return to_jsonable_python(value.tolist() if array else value, inf_nan_mode="null")
+    return jsonable(value.tolist()) if array else _JSON.dump_python(value, mode="json")
 
 
 def write_json(path: Path, value: Any) -> None:
