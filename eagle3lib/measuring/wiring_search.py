@@ -77,9 +77,9 @@ class Candidate:
 class Search:
     """Candidates, best first, the configured wiring among them.
 
-    ``harmful_aux_states``: indices of those that the draft is better without under the best wiring: its column
-    block of ``fc`` was trained on none of the states given. ``passes``: wirings tried, most of them on a few rows. ``cost``: all of it, in units of the
-    time that one wiring takes over all samples.
+    ``harmful_aux_states``: indices of those that the draft is better without, under the best wiring: their column
+    blocks of ``fc`` were trained on none of the states given. ``passes``: wirings tried, most of them on a few rows.
+    ``cost``: all of it, in units of the time that one wiring takes over all samples.
     """
 
     candidates: tuple[Candidate, ...]

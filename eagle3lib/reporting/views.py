@@ -185,7 +185,7 @@ def answer(found: str, search: Search | None, measured: str, worse_on_traffic: b
         f"{here.accept_length.value:.2f} tokens a verify step are predicted; {compared}"
     )
     for index in search.harmful_aux_states:
-        summary += f" The draft predicts better without aux state {index + 1}: what it was trained on there is none of the states given."
+        summary += f" The draft predicts better without aux state {index + 1}: it was trained on none of those given."
     return text(summary)
 
 
