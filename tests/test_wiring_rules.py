@@ -89,7 +89,7 @@ def test_the_answer_says_what_was_measured() -> None:
     measured = "on the samples' own boundaries; the captured ones are not at hand"
     said = unescape(views.answer("sound", search, measured, worse_on_traffic=True).data)
     assert "On the samples' own boundaries" in said and "0, 3, 31" in said and "as configured" not in said.split(";")[0]
-    assert "Slot 2" in said and "traffic is predicted worse" in said
+    assert "aux state 2" in said and "traffic is predicted worse" in said
     assert own.to_json()["boundaries"] == [0, 3, 31]
     (label,) = figures.wirings([own], measured).axes[0].get_yticklabels()
     assert label.get_text() == measured
