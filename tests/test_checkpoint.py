@@ -288,6 +288,7 @@ def big_pair(root: Path) -> None:
 MEASURE = """
 import json, resource, sys, time
 from eagle3lib.findings.config_rules import inspect
+from eagle3lib.reading.checkpoint import Checkpoint
 from tests.tiny import tiny_draft, tiny_target
 
 def measured(work):
