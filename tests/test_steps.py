@@ -35,7 +35,8 @@ from eagle3lib.reading.engine_reports import parse_engine_report
 from eagle3lib.reading.samples import Sample
 from eagle3lib.reading.setting import Setting
 from eagle3lib.reading.token_kinds import decoder, kind_of
-from eagle3lib.reporting import acceptance_views as views, figures, widgets
+from eagle3lib.reporting import acceptance_views as views
+from eagle3lib.reporting import figures, widgets
 from tests.static_pairs import Pair, inspected
 from tests.tiny import tiny_target
 
